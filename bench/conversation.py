@@ -143,7 +143,7 @@ def check(path: Path) -> None:
         log = Log(store)
         for seq, event, _ in log.read(RUN):
             name = VALUES.get(type(event))
-            if name is not None and _digest(log.value(RUN, seq, name)) != next(expected):
+            if name is not None and _digest(log.data(RUN, seq)[name]) != next(expected):
                 sys.exit(f"{path.name}: the {name} at event {seq} is not what was written")
     if next(expected, None) is not None:
         sys.exit(f"{path.name}: the log ends before what was written")

@@ -362,7 +362,7 @@ class Filling:
 
     def _put(self, run: str, entries: Sequence[Entry], *, held: bool, parks: bool) -> None:
         handle = self.log.begin(run, holder=self.holder if held else None)
-        self.waiting.append(handle.built(*entries))
+        self.waiting.append(handle.built(entries))
         if parks:
             self.parked.append(run)
 

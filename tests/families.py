@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from killick.log import Entry, Log
+from killick.log import Entry, Log, RunLog
 from killick.model import events as e
 from killick.store import MemoryStore
 
 START_US = 1_790_000_000_000_000
+
+
+def fork_of(log: Log, forked: e.RunForked, values: Mapping[str, Any] | None = None) -> RunLog:
+    """A fork of a run, which its first event creates."""
+    fold, ledger = log.folds(forked.parent, forked.base)
+    if forked.keep:
+        fold = log.state(forked.parent, forked.cut, keep=forked.keep).fold
+    made = log.fork(forked, fold, ledger)
+    made.append(Entry(forked, values))
+    return made
 
 
 class Family:
@@ -111,7 +122,7 @@ class Family:
         generation = self.log.ledger(parent, cut).facts.generation + 1
         values = {name: fields.pop(name) for name in ("input", "because") if name in fields}
         forked = e.RunForked(at=self.now(), run=run, parent=parent, cut=cut, generation=generation, **fields)
-        self.log.fork(forked, values)
+        fork_of(self.log, forked, values)
         if more:
             self.append(run, *more)
         if told:

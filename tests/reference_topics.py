@@ -179,7 +179,7 @@ LIKE: Final = {
 """Entries that take parameters of another, which says what they mean."""
 
 HIDDEN: Final = {
-    "Agent": "digest_of checked first_context",
+    "Agent": "digest_of checked",
     "BlockingPlay": "close",
     "Client": "runtime",
     "Contract": "path_arguments counts_family totals",
@@ -192,7 +192,7 @@ HIDDEN: Final = {
     "SqliteStore": "place proves_life",
     "State": "waiting output_of",
     "Tool": "doc hints returns is_async",
-    "ToolStep": "tell in_agent replaying",
+    "ToolStep": "tell in_agent replaying inner",
     "Toolset": "bind reads changes",
     "Tx": "end",
     "Window": "is_stub",

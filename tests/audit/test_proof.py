@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import killick
+from families import fork_of
 from killick.audit.checkpoint import new_key
 from killick.audit.proof import ConsistencyProof, Piece, Proof, verify_proof
 from killick.errors import KillickError, ProofBroken, RunUnknown, SealRefused
@@ -44,7 +45,9 @@ def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Clien
 def test_every_event_of_every_run_is_proved_with_the_public_key_alone(kd: killick.Client) -> None:
     kd.seal(KEY)
     kd.runtime.log.open("a").append(note("more"), note("and more"))
-    kd.runtime.log.fork(e.RunForked(at=3, run="b-fork", parent="b", cut=4, generation=1)).append(note("another way"))
+    fork_of(kd.runtime.log, e.RunForked(at=3, run="b-fork", parent="b", cut=4, generation=1)).append(
+        note("another way")
+    )
     done = kd.seal(KEY)
     rows = {run: kd.events(run) for run in ("a", "b", "c", "b-fork")}
     proofs = {(run, each.seq): kd.prove(run, each.seq).file for run, events in rows.items() for each in events}

@@ -20,6 +20,7 @@ import pytest
 
 import killick
 import servers
+from families import fork_of
 from faulty_store import faulty
 from killick.archive.prune import choose, prune
 from killick.audit import seal_check
@@ -195,9 +196,9 @@ class Counting:
 
 def test_a_fork_is_sealed_over_its_whole_lineage(kd: killick.Client) -> None:
     forked = e.RunForked(at=4, run="a-fork", parent="a", cut=4, generation=1)
-    kd.runtime.log.fork(forked).append(note("another way"))
+    fork_of(kd.runtime.log, forked).append(note("another way"))
     nested = e.RunForked(at=5, run="a-fork-2", parent="a-fork", cut=2, generation=2)
-    kd.runtime.log.fork(nested).append(note("and another"))
+    fork_of(kd.runtime.log, nested).append(note("and another"))
     done = kd.seal(KEY)
     assert {"a-fork", "a-fork-2"} <= set(done.runs)
     assert kd.verify(key=PUB, checkpoint=done.file).holds
@@ -714,7 +715,9 @@ def test_nothing_that_honest_people_do_is_called_a_fault(seed: int, tmp_path: Pa
             elif act == "fork":
                 cut = chance.randrange(1, kd.runtime.log.head(run).seq + 1)
                 if kd.runtime.store.row(kd.runtime.log.owner(run, cut), cut) is not None:
-                    kd.runtime.log.fork(e.RunForked(at=3, run=f"fork_{number}", parent=run, cut=cut, generation=number))
+                    fork_of(
+                        kd.runtime.log, e.RunForked(at=3, run=f"fork_{number}", parent=run, cut=cut, generation=number)
+                    )
             elif act == "repair":
                 _break(kd, chance.choice(runs), chance)
             elif act == "prune":

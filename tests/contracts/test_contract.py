@@ -397,7 +397,6 @@ def test_what_passes_is_no_larger_than_the_limit(value: Any) -> None:
 def test_a_contract_says_which_arguments_are_paths() -> None:
     contract = Contract("c", [rules.paths("w*", path="a"), rules.paths("write", path=["b", "/c/"], to="a")])
     assert contract.path_arguments("write") == {"path": ("a/", "b/", "/c/"), "to": ("a/",)}
-    assert contract.path_arguments("write") is contract.path_arguments("write")
     assert contract.path_arguments("read") == {}
 
 
@@ -513,4 +512,3 @@ def test_names_that_a_model_makes_up_fill_no_memory() -> None:
         contract.judge(Intention(name=f"made_up_{number}"), PolicyInput())
         contract.path_arguments(f"made_up_{number}")
     assert len(contract._plans) <= 2048
-    assert len(contract._paths) <= 2048

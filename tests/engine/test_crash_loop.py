@@ -65,7 +65,7 @@ class Shop:
 
     async def _advanced(self, claimed: Any) -> RunOutcome:
         since = self.clock.monotonic()
-        claim = ClaimedRun(claimed.head, since, 30, claimed.left, claimed.left_until_us, patient=True)
+        claim = ClaimedRun(claimed.head, since, 30, claimed.left, claimed.left_until_us, backs_off=True)
         advanced = await self.kd.runtime.executor().advance(claimed.row.run, claim=claim)
         if advanced.suspect:
             self.store.release(claimed.row.run, epoch=claimed.head.epoch)

@@ -663,19 +663,6 @@ def test_a_note_of_somebody_is_not_taken_for_one_of_the_code(kd: killick.Client)
     kd.replay("r", agent, check=True)
 
 
-@pytest.mark.parametrize("how", ["parked", "left"])
-def test_a_command_sent_twice_under_one_id_counts_once(kd: killick.Client, how: str) -> None:
-    agent = parked_agent(f"twice {how}", CASES["skip a wait"])
-    advanced(kd, agent)
-    with elsewhere(kd, "r") if how == "left" else contextlib.nullcontext():
-        for _ in range(3):
-            commands.command(kd.runtime.engine, "r", {"command": "note", "note": "once"}, by="ann", id="n1")
-    kd.advance("r")
-    commands.command(kd.runtime.engine, "r", {"command": "note", "note": "once"}, by="ann", id="n1")
-    kd.advance("r")
-    assert [one.data["note"] for one in told(kd, "r", e.NoteMade)] == ["once"]
-
-
 def test_a_call_from_a_loop_that_the_run_may_need_does_not_block_it(kd: killick.Client) -> None:
     @killick.tool(name="acts_inline", effect="reads")
     async def acts() -> str:

@@ -19,7 +19,7 @@ import pytest
 
 import killick
 from killick.engine.steps import live_calls
-from killick.engine.steps.live_calls import LiveCall, LiveCalls
+from killick.engine.steps.live_calls import LiveCall
 from killick.model import events as e
 
 DEADLINE_SECONDS = 60.0
@@ -723,12 +723,12 @@ def test_r15_a_process_that_exits_takes_its_threads_along_before_its_run_is_free
 def test_a_call_that_returned_keeps_no_run_leased_while_its_thread_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    gone, end = threading.Event(), LiveCalls.end
+    gone, end = threading.Event(), LiveCall.end
 
-    def late(self: LiveCalls, call: LiveCall) -> None:
+    def late(self: LiveCall) -> None:
         if threading.current_thread().name != "killick-loop":
             gone.wait(60)
-        end(self, call)
+        end(self)
 
     @killick.tool(name="returns_early")
     def returns_early() -> str:
@@ -739,7 +739,7 @@ def test_a_call_that_returned_keeps_no_run_leased_while_its_thread_ends(
         await run.call(returns_early)
         return await run.wait("go")
 
-    monkeypatch.setattr(LiveCalls, "end", late)
+    monkeypatch.setattr(LiveCall, "end", late)
     with killick.open(str(tmp_path / "killick.db")) as kd, killick.open(str(tmp_path / "killick.db")) as other:
         try:
             with pytest.raises(killick.RunWaiting):

@@ -587,4 +587,4 @@ def test_the_copy_of_a_client_is_made_once_follows_a_new_key_and_goes_with_it(pr
     del client, first, second
     gc.collect()
     assert gone() is None
-    assert not [each for each in model_reply._patient if isinstance(each, openai.OpenAI) and each.api_key == "new"]
+    assert not [each for each in model_reply._unretried if isinstance(each, openai.OpenAI) and each.api_key == "new"]

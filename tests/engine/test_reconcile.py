@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 import killick
+from families import fork_of
 from killick.engine.steps import live_calls
 from killick.errors import AnswerRefused, KillickError, RunBusy, ValueRefused
 from killick.log import Entry, repair
@@ -927,7 +928,7 @@ def test_r31_an_approval_to_repeat_does_not_approve_acting_beside_what_was_left(
 
 def forked(world: Any, cut: int, run: str = "fork", parent: str = "r") -> None:
     event = e.RunForked(at=world.clock.now_us(), run=run, parent=parent, cut=cut, generation=0, effects="live")
-    world.kd.runtime.log.fork(event)
+    fork_of(world.kd.runtime.log, event)
 
 
 def cut_before(world: Any, step: str, run: str = "r") -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import killick
+from families import fork_of
 from killick import rules
 from killick.contracts.contract import Contract, Intention, PolicyInput, Ruling
 from killick.history.backtest import Rejudged, rejudge
@@ -268,7 +269,7 @@ def test_a_fork_is_judged_for_its_own_part_on_top_of_its_parents() -> None:
         told.call("pay", said(contract), amount=1)
     cut = told.run.seq
     told.intend("pay", said(contract, "reject", "few", "budget_spent"), amount=1)
-    fork = told.log.fork(e.RunForked(at=9, run="f", parent="r", cut=cut, generation=1))
+    fork = fork_of(told.log, e.RunForked(at=9, run="f", parent="r", cut=cut, generation=1))
     fork.append(
         Entry(
             e.StepIntended(at=10, step="5", sort="tool", name="pay", effect="at_most_once", verdict=said(contract)),

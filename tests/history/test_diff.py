@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import killick
+from families import fork_of
 from killick.history.diff import Diff, across, between, diff, shown, values
 from killick.log import Entry, Log, boundaries
 from killick.model import events as e
@@ -109,7 +110,7 @@ def test_the_patch_between_any_two_boundaries_gives_the_second_state(kd: killick
 def test_the_patch_between_two_runs_and_a_fork_gives_the_other_state(kd: killick.Client) -> None:
     finished(kd, 5, "other")
     cut = boundaries.at(kd.runtime.log, "r", "3:before").seq
-    fork = kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
+    fork = fork_of(kd.runtime.log, e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
     fork.append(Entry(e.DecisionMade(at=2, step="3"), {"question": "Fork?", "choice": 1.0}))
     for one, two in permutations(("r", "other", "fork"), 2):
         document, wanted = (json.loads(kd.state(run).to_json()) for run in (one, two))
@@ -231,7 +232,7 @@ def test_two_runs_are_compared_at_the_same_place(kd: killick.Client) -> None:
 
 def test_a_fork_is_told_from_its_parent_by_what_it_did_since(kd: killick.Client) -> None:
     cut = boundaries.at(kd.runtime.log, "r", "2:after").seq
-    kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
+    fork_of(kd.runtime.log, e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
     found = kd.diff("r", "2", against="fork")
     assert not found
     lines = told(kd.diff("fork", "2", "now"))

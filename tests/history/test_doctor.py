@@ -314,7 +314,9 @@ def test_a_look_reads_no_more_of_a_large_store_than_of_a_small_one(
     at = kd.runtime.clock.now_us() - DAY * 1_000_000
     for n in range(5_000):
         index = RunIndex(agent="a", status="completed" if n % 2 else "waiting", started_at_us=at, changed_at_us=at)
-        item = kd.runtime.log.begin(f"r{n}").built(Entry(e.RunStarted(at=at, run=f"r{n}", agent="a"), {"input": None}))
+        item = kd.runtime.log.begin(f"r{n}").built(
+            [Entry(e.RunStarted(at=at, run=f"r{n}", agent="a"), {"input": None})]
+        )
         kd.runtime.store.append([msgspec.structs.replace(item, index=index)])
     asked: dict[str, int] = {}
     store = Counted(kd.runtime.store, asked)

@@ -17,6 +17,7 @@ import pytest
 from stories import START_US, Story, started
 
 import killick
+from families import fork_of
 from killick.errors import RunUnknown, StoreReadOnly
 from killick.history.search.query import Finder
 from killick.history.search.results import Findings
@@ -240,7 +241,7 @@ def test_what_a_fork_undid_of_its_parent_is_undone_and_told_once(log: Log, find:
     later = parent.call(amount=6)
     fork = Teller.__new__(Teller)
     fork.log, fork.run, fork.at, fork.steps = log, "b", parent.at, 1
-    fork.handle = log.fork(e.RunForked(at=parent.at, run="b", parent="a", cut=cut, generation=1))
+    fork.handle = fork_of(log, e.RunForked(at=parent.at, run="b", parent="a", cut=cut, generation=1))
     own = fork.call(amount=7)
     assert status(find).keys() == {paid, later, own}
     assert status(find, run="b").keys() == {paid, own}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import killick
+from families import fork_of
 from killick.errors import LogError, RunUnknown
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Moment, Step
@@ -298,7 +299,7 @@ def test_what_a_timeline_left_in_doubt_is_not_settled_on_a_later_step_of_its_num
 def test_a_fork_reads_on_from_its_parent(processes: Processes) -> None:
     log = reviewed(processes).runtime.log
     cut = found(timeline(log, "r"), "3").seq - 1
-    log.fork(e.RunForked(at=9, run="f", parent="r", cut=cut, generation=1, by="mia"))
+    fork_of(log, e.RunForked(at=9, run="f", parent="r", cut=cut, generation=1, by="mia"))
     tl = timeline(log, "f")
     assert (tl.run, tl.forked_from, tl.status) == ("f", "r", "queued")
     assert numbers(tl) == ["1", "2"]

@@ -8,6 +8,7 @@ import pytest
 from stories import Story, started
 
 import killick
+from families import fork_of
 from folded import fold_timeline
 from killick.errors import BoundaryUnknown
 from killick.log import Entry, Log, boundaries
@@ -109,7 +110,7 @@ def test_a_step_that_was_open_when_its_timeline_was_left_ends_there(log: Log) ->
 
 def test_a_fork_has_the_steps_before_its_cut_and_starts_with_its_own_first_event(kd: killick.Client) -> None:
     cut = at(kd, "2:after").seq
-    kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=2))
+    fork_of(kd.runtime.log, e.RunForked(at=1, run="f", parent="r", cut=cut, generation=2))
     assert boundaries.at(kd.runtime.log, "f", "2") == at(kd, "2")
     assert boundaries.at(kd.runtime.log, "f", "start").seq == cut + 1
     assert boundaries.at(kd.runtime.log, "f", "2~0:before").seq == at(kd, "2:before").seq

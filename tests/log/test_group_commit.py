@@ -196,7 +196,7 @@ def test_appends_of_one_run_commit_in_order_and_after_a_failure_none_does() -> N
     log = Log(store)
     handle = begin(log, "run_1")
     log.open("run_1").append(note(0))
-    tickets = [Ticket(handle._build([note(number)])) for number in range(1, 6)]
+    tickets = [Ticket(handle.built([note(number)])) for number in range(1, 6)]
     log.committer.submit(*tickets)
     for ticket in tickets:
         log.committer.wait(ticket)
@@ -413,7 +413,7 @@ def test_an_interrupted_leader_lets_those_who_wait_go_on() -> None:
 
     def lead() -> None:
         try:
-            ticket = Ticket(first._build([note(1)]))
+            ticket = Ticket(first.built([note(1)]))
             log.committer.submit(ticket)
             log.committer.wait(ticket)
         except KeyboardInterrupt as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from stories import START_US, Story, started
 
+from families import fork_of
 from folded import fold_ledger, fold_timeline
 from killick.errors import (
     EpochStale,
@@ -25,6 +26,7 @@ from killick.log import Entry, Log, RunLog, verify
 from killick.model import events as e
 from killick.model.chunks import Blob
 from killick.model.fold import FOLD, timeline
+from killick.model.typed import convert
 from killick.store import SqliteStore
 from killick.store.records import Append, Snapshot
 
@@ -74,9 +76,9 @@ def test_opening_again_goes_on_where_the_log_ends(log: Log) -> None:
 
 def test_a_fork_shares_its_parents_prefix_and_goes_its_own_way(log: Log) -> None:
     parent = tell(log, 3, 120)
-    fork = log.fork(e.RunForked(at=START_US, run="fork_1", parent="run_1", cut=60, generation=1), {"set": {"x": 1}})
+    fork = fork_of(log, e.RunForked(at=START_US, run="fork_1", parent="run_1", cut=60, generation=1), {"set": {"x": 1}})
     fork.append(note("mine"))
-    again = log.fork(e.RunForked(at=START_US, run="fork_2", parent="fork_1", cut=61, generation=2))
+    again = fork_of(log, e.RunForked(at=START_US, run="fork_2", parent="fork_1", cut=61, generation=2))
     again.append(note("mine too"))
     assert log.store.head("fork_1").base == 60
     assert [r.seq for r in log.read("fork_2")] == list(range(1, 64))
@@ -92,9 +94,9 @@ def test_a_fork_shares_its_parents_prefix_and_goes_its_own_way(log: Log) -> None
 def test_a_fork_of_a_cut_that_its_parent_does_not_have_is_refused(log: Log) -> None:
     tell(log, 3, 20)
     with pytest.raises(LogError, match="has no event 999"):
-        log.fork(e.RunForked(at=1, run="f", parent="run_1", cut=999, generation=1))
+        fork_of(log, e.RunForked(at=1, run="f", parent="run_1", cut=999, generation=1))
     with pytest.raises(RunUnknown):
-        log.fork(e.RunForked(at=1, run="f", parent="nobody", cut=1, generation=1))
+        fork_of(log, e.RunForked(at=1, run="f", parent="nobody", cut=1, generation=1))
 
 
 def test_values_come_back_verbatim_and_as_the_type_they_are_declared(log: Log) -> None:
@@ -110,7 +112,7 @@ def test_values_come_back_verbatim_and_as_the_type_they_are_declared(log: Log) -
     }
     handle.append(Entry(e.AttemptEnded(at=1, step="1", attempt=1, outcome="returned"), values))
     assert log.data("run_1", 2)["raw"] == values["raw"]
-    assert log.value("run_1", 2, "output", Receipt) == values["output"]
+    assert convert(log.data("run_1", 2)["output"], Receipt) == values["output"]
 
 
 def test_a_value_that_cannot_be_stored_names_step_and_path_and_changes_nothing(log: Log) -> None:

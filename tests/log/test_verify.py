@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from stories import START_US, Story, started
 
+from families import fork_of
 from killick.errors import KillickError, RunBroken, StoreBroken
 from killick.log import Entry, Log, Report, repair, verify
 from killick.model import events as e
@@ -54,7 +55,7 @@ def build(path: Path) -> None:
             )
         taken = e.MessageTaken(at=START_US, message=1, name="paid", id="x")
         handle.append(Entry(taken), takes=(1,))
-    fork = log.fork(e.RunForked(at=START_US, run="fork_1", parent="run_1", cut=40, generation=1))
+    fork = fork_of(log, e.RunForked(at=START_US, run="fork_1", parent="run_1", cut=40, generation=1))
     fork.append(Entry(e.NoteMade(at=START_US), {"note": "forked"}))
     first = started("mended")
     handle = log.create(first.event, first.values or {})

@@ -324,7 +324,7 @@ async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: killick.
     async def rests(run: killick.Run) -> None:
         branch = HERE.get()
         assert isinstance(branch, Branch)
-        await until_time(branch.execution, branch, "1", kd.runtime.clock.now_us() + 3_600_000_000)
+        await until_time(branch.execution, "1", kd.runtime.clock.now_us() + 3_600_000_000)
 
     kd.start(rests, id="rests")
     advanced = await kd.as_async().advance("rests")

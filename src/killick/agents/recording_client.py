@@ -70,7 +70,7 @@ def durable(client: C) -> C:
 def _durable(cls: Any) -> Any:
     """The same client; inside a run it leaves retries and errors to the run."""
 
-    async def requested(self: Any, cast_to: Any, options: Any, more: dict[str, Any]) -> Any:
+    async def request(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
         if _place() is None:
             return await settled(cls.request(self, cast_to, options, **more))
         token = _OURS.set([])
@@ -84,47 +84,39 @@ def _durable(cls: Any) -> Any:
         finally:
             _OURS.reset(token)
 
-    if inspect.iscoroutinefunction(cls.request):
-
-        async def request_soon(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
-            return await requested(self, cast_to, options, more)
-
-        request: Callable[..., Any] = request_soon
-    else:
-
-        def request_now(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
-            return driven(requested(self, cast_to, options, more))
-
-        request = request_now
-    return type(cls.__name__, (cls,), {"request": request, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    parts = {"request": _of_kind(request, blocks=not inspect.iscoroutinefunction(cls.request))}
+    return type(cls.__name__, (cls,), {**parts, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 def _recording(http: Any) -> Any:
     """An HTTP client that shares everything with another, and checks before each request whether it is inside a run."""
     kind: Any = http.__class__
-    if inspect.iscoroutinefunction(kind.send):
+    blocks = not inspect.iscoroutinefunction(kind.send)
 
-        async def send_soon(self: Any, request: Any, **options: Any) -> Any:
-            call, place = Call.of(request), _place()
-            if call is None or place is None:
-                return await http.send(request, **options)
-            return await _Exchange(http, call, options).through(place)
+    async def send(self: Any, request: Any, **options: Any) -> Any:
+        call, place = Call.of(request), _place()
+        if call is None or place is None:
+            return await settled(http.send(request, **options))
+        return await _Exchange(http, call, options, blocks=blocks).through(place)
 
-        send: Callable[..., Any] = send_soon
-    else:
-
-        def send_now(self: Any, request: Any, **options: Any) -> Any:
-            call, place = Call.of(request), _place()
-            if call is None or place is None:
-                return http.send(request, **options)
-            return driven(_Exchange(http, call, options, blocks=True).through(place))
-
-        send = send_now
     # The original client closes the shared connections when it is collected, so this one keeps it alive.
-    parts: dict[str, Any] = {"send": send, "__del__": _kept_open, "is_killick": True, "killick_http": http}
+    kept: dict[str, Any] = {"__del__": _kept_open, "is_killick": True, "killick_http": http}
+    parts = {"send": _of_kind(send, blocks=blocks), **kept}
     made: Any = object.__new__(type(kind.__name__, (kind,), parts))
     made.__dict__ = http.__dict__
     return made
+
+
+def _of_kind(body: Callable[..., Coroutine[Any, Any, Any]], *, blocks: bool) -> Callable[..., Any]:
+    """A function with this body for a client of one kind. That of a blocking client never waits (see `driven`)."""
+
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await body(*args, **kwargs)
+
+    def blocking(*args: Any, **kwargs: Any) -> Any:
+        return driven(body(*args, **kwargs))
+
+    return blocking if blocks else awaited
 
 
 def _kept_open(self: Any) -> None:
@@ -275,7 +267,7 @@ def _header(response: Any, places: tuple[str, ...]) -> str | None:
 class _Exchange:
     """One call of a client. Its body is written once: that of a blocking client never waits (see `driven`)."""
 
-    def __init__(self, http: Any, call: Call, options: Mapping[str, Any], *, blocks: bool = False) -> None:
+    def __init__(self, http: Any, call: Call, options: Mapping[str, Any], *, blocks: bool) -> None:
         self._http = http
         self._call = call
         self._options = {**options, "stream": call.streams}
@@ -313,14 +305,7 @@ class _Exchange:
 
     def _called(self, fn: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         """The function that the step calls: of this client's kind, under the step's name."""
-
-        async def awaited(**body: Any) -> Any:
-            return await fn(**body)
-
-        def blocking(**body: Any) -> Any:
-            return driven(fn(**body))
-
-        return self._call.called(blocking if self._blocks else awaited)
+        return self._call.called(_of_kind(fn, blocks=self._blocks))
 
     async def _asked(self, **body: Any) -> Any:
         return _reply(await settled(self._http.send(self._call.asking(body), **self._options)))

@@ -25,7 +25,7 @@ from killick.engine import completion, parallel
 from killick.engine.approval.call_answer import CallAnswer, Proposed, declined, proposed
 from killick.engine.execution import Branch, Execution
 from killick.engine.parallel import First
-from killick.engine.steps import children, decisions, facts, streams
+from killick.engine.steps import children, decisions, streams
 from killick.engine.steps.children import Child
 from killick.engine.steps.fast_path import call_tool, intent_of
 from killick.engine.steps.intention import Intent, model_intent
@@ -119,22 +119,22 @@ class _Common(Generic[C]):
 
     def now(self) -> datetime:
         """Returns the current time in UTC; on replay, the recorded time."""
-        return self._drawn(facts.now)
+        return self._drawn(decisions.now)
 
     def uuid(self) -> UUID:
         """Returns a new UUID, the same on replay."""
-        return self._drawn(facts.uuid)
+        return self._drawn(decisions.uuid)
 
     def random(self) -> float:
         """Returns a random number in [0, 1), the same on replay."""
-        return self._drawn(facts.random)
+        return self._drawn(decisions.random)
 
     def patched(self, name: str) -> bool:
         """Returns whether new code may run here: False for a run that passed this point before the code was added.
 
         name  the name of the change, unique in the agent
         """
-        return self._drawn(partial(facts.patched, name=name))
+        return self._drawn(partial(decisions.patched, name=name))
 
     def _paged(self, do: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError

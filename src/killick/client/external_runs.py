@@ -203,7 +203,7 @@ class ExternalRun:
             hosted = await host.reach()
             assert self._held is not None
             hosted.why = partial(self._why, self._held)
-            hosted.how = lambda: self._as_error(outcome_of(self._runtime.engine, ex))
+            hosted.how = lambda: self._as_error(outcome_of(ex))
             if self._ready.done():
                 self._leaving.set()  # driven again after a store error: the next caller leases the run anew
             else:

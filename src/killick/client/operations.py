@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from killick.blocking import InThread, OnLoop
@@ -87,7 +88,7 @@ class Operations:
         run = self._alive(run, "set")
         time_travel.refuse_misfit(self.runtime.log, run, changes)
         body = {"command": "set", "set": changes, "unset": list(unset), "saw": saw, "because": because}
-        held = self._command(run, body, by, patient=True)
+        held = self._command(run, body, by, awaits_holder=True)
         return "changed" if held else "will be changed at its next step boundary, by the worker that holds it"
 
     @InThread
@@ -111,7 +112,7 @@ class Operations:
         value = through_codec(output, at="output")
         self._refuse_answer(self._alive(run, "override"), step, value)
         body = {"command": "override", "step": step, "output": value, "because": because}
-        held = self._command(run, body, by, patient=True)
+        held = self._command(run, body, by, awaits_holder=True)
         return f"step {step} is given this result" if held else f"step {step} {_LATER}"
 
     def _refuse_answer(self, run: str, step: str, value: Any) -> None:
@@ -136,21 +137,22 @@ class Operations:
 
         A sleep ends. A wait with a default takes it. Any other step raises `Skipped` in the agent's code.
         """
-        held = self._command(run, {"command": "skip", "step": step, "because": because}, by, patient=True)
+        held = self._command(run, {"command": "skip", "step": step, "because": because}, by, awaits_holder=True)
         return f"step {step} is skipped" if held else f"step {step} {_LATER}"
 
     @InThread
     def retry(self, run: str, step: str | None = None, *, by: str | None = None, because: str | None = None) -> str:
         """Ends the backoff or rate limit of a step now; name the step if several wait. Returns a description."""
-        held = self._command(run, {"command": "retry", "step": step, "because": because}, by, patient=True)
+        held = self._command(run, {"command": "retry", "step": step, "because": because}, by, awaits_holder=True)
         named = f"step {step}" if step else "the step that waits"
         return f"{named} continues now" if held else f"{named} {_LATER}"
 
-    def _command(self, run: str, body: dict[str, Any], by: str | None, *, patient: bool = False) -> bool:
+    def _command(self, run: str, body: dict[str, Any], by: str | None, *, awaits_holder: bool = False) -> bool:
         """Returns True if the command is recorded, False if it is in the inbox of a run that a worker holds."""
         run = self._alive(run, body["command"])
-        held = command(self.runtime.engine, run, body, by=by, patient=patient, tell=lambda: self.runtime.notify(run))
-        self.runtime.notify(run)
+        notify = partial(self.runtime.notify, run)
+        held = command(self.runtime.engine, run, body, by=by, awaits_holder=awaits_holder, notify=notify)
+        notify()
         return held
 
     def _alive(self, run: str, verb: str) -> str:

@@ -172,7 +172,7 @@ def create_run(
                 # Another caller was faster, or our own append succeeded unseen: the same input is the same run.
                 run, _ = begin(runtime.engine, agent, input, run, priority, tags, by=by)
         else:
-            [made] = joining(runtime.store, tx).append([log.built(*first_entries(*start))])
+            [made] = joining(runtime.store, tx).append([log.built(first_entries(*start))])
             if isinstance(made, LogError):
                 raise made
     return run

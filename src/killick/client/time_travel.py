@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from killick.client.answers import deliver
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
-from killick.engine.approval.contracts_in_force import ContractsInForce, Looked, judge_change
+from killick.engine.approval.contracts_in_force import Looked, judge_change
 from killick.engine.context import Context
 from killick.engine.control import inbox
-from killick.engine.control.commands import lease_or_send, leased
+from killick.engine.control.commands import contracts_of, lease_or_send, leased
 from killick.engine.control.inbox import delivery
 from killick.engine.effects.branch_point import cut
 from killick.engine.effects.fork import UNCHANGED, Conditions, Fork, fork
@@ -73,8 +73,8 @@ def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str |
         if sent is None:
             handle.append(found.entry, **found.rights)
         else:
-            taken = e.MessageTaken(at=clock.now_us(), message=sent.number, name=sent.name, id=sent.id, by=by)
-            handle.append(Entry(taken), found.entry, **found.rights, takes=(sent.number,))
+            taken = Entry(inbox.message_taken(sent, clock.now_us()))
+            handle.append(taken, found.entry, **found.rights, takes=(sent.number,))
         return f"rewound to {found.label}{_files_back(engine, handle, by)}"
 
 
@@ -182,16 +182,13 @@ def _create_fork(engine: Engine, found: Fork) -> None:
         name = inbox.FORKED + forked.run
         message = delivery(log, parent.run, inbox.COMMAND, command, id=name, by=forked.by, at_us=forked.at)
         rights["sends"] = (*found.sends, message)
-    log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
+    log.fork(forked, found.fold, Ledger()).append(*found.entries, **rights)
 
 
-def _refuse_rejected(engine: Engine, run: str, agent: str, conditions: Conditions, by: str) -> None:
+def _refuse_rejected(engine: Engine, run: str, conditions: Conditions, by: str) -> None:
     """Evaluates a changed context by the contract, as for any change by a person."""
-    log, state = engine.log, engine.log.state(run)
-    found = AGENTS.get(agent) if agent in AGENTS.names() else None
-    context = state.context
-    place = Looked(run, state.fold, log.ledger(run), log.head(run).base)
-    judge = ContractsInForce(engine, found, place, lambda: context.document or {}, lambda: context.version)
+    log = engine.log
+    judge = contracts_of(engine, Looked(run, log.state(run).fold, log.ledger(run), log.head(run).base))
     verdict = judge_change(judge, through_codec(dict(conditions.set)), tuple(conditions.unset), by=by)
     if verdict is not None and verdict.ruling.ruling == "reject":
         reason = f"the contract rejects that context, by rule {verdict.ruling.rule!r}: {verdict.ruling.message}"
@@ -211,7 +208,7 @@ def checked(engine: Engine, run: str, agent: str, conditions: Conditions, by: st
     if conditions.set:
         refuse_misfit(engine.log, run, dict(conditions.set))
     if conditions.set or conditions.unset:
-        _refuse_rejected(engine, run, agent, conditions, by or "a person")
+        _refuse_rejected(engine, run, conditions, by or "a person")
     fold = engine.log.state(run).fold if conditions.output else Fold()
     for name, output in conditions.output.items():
         step = fold.step(name)

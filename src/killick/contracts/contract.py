@@ -50,7 +50,7 @@ class Contract:
     """
 
     __slots__ = (
-        "_decides", "_paths", "_plans", "arguments_bytes_max", "arguments_depth_max", "digest", "name", "people",
+        "_decides", "_plans", "arguments_bytes_max", "arguments_depth_max", "digest", "name", "people",
         "prices", "rejections", "rules", "spec",
     )  # fmt: skip
 
@@ -89,7 +89,6 @@ class Contract:
         self.spec = self._spec()
         self.digest = to_text(codec.digest(self.spec))
         self._decides = tuple((applies_to(rule), rule, compiled_rule(rule, self.prices)) for rule in self.rules)
-        self._paths: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self._plans: dict[tuple[str, str], tuple[tuple[Rule, Decide], ...]] = {}
 
     def judge(self, intention: Intention, state: PolicyInput, granted: Collection[str] = frozenset()) -> Ruling:
@@ -123,15 +122,10 @@ class Contract:
 
     def path_arguments(self, name: str) -> Mapping[str, tuple[str, ...]]:
         """Returns a tool's path arguments, with their permitted roots."""
-        known = self._paths.get(name)
-        if known is not None:
-            return known
         found: dict[str, tuple[str, ...]] = {}
         for rule, _ in self._plan(Intention(name=name)):
             for argument, roots in rule.terms.items() if rule.kind == "paths" else ():
                 found[argument] = tuple(dict.fromkeys((*found.get(argument, ()), *roots)))
-        if len(self._paths) < _NAMES_MAX:
-            self._paths[name] = found
         return found
 
     @property
@@ -155,9 +149,7 @@ class Contract:
         name = options.pop("name", None)
         label = f"contract {name}" if isinstance(name, str) else "contract"
         rules = options.pop("rules", [])
-        for word in options:
-            if word not in WORDS:
-                raise ContractRefused(label, declarations.unknown(word, {"name", "rules", *WORDS}))
+        declarations.refuse_unknown(label, options, {"name", "rules", *WORDS})
         if not isinstance(rules, list | tuple) or not all(isinstance(rule, Mapping) for rule in cast(Any, rules)):
             raise ContractRefused(label, "its rules are not a list of tables; write each under [[rules]]")
         for word in ("people", "prices"):

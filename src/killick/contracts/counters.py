@@ -65,14 +65,12 @@ def _time(lasts: Any) -> Decide:
 
 def _counted(rule: Rule, what: str, limit: int, count: Count, *, acting: bool = False) -> Decide:
     """Counts calls, or only those with effects."""
-    family, measure = rule.scope == "lineage", "effects" if acting else "calls"
+    measure = "effects" if acting else "calls"
 
     def decide(intention: Intention, state: PolicyInput) -> Finding | None:
         if acting and not intention.acts:
             return None
-        used = count(state.own) - (_mine(state) if acting else state.mine)
-        if family and state.others is not None:
-            used += count(state.others.counts)
+        used = _used(rule, state, count) - (_mine(state) if acting else state.mine)
         if used < limit:
             return None
         return _over(f"the {what} are used up: {used} of {limit} were made", **{measure: limit})
@@ -81,14 +79,12 @@ def _counted(rule: Rule, what: str, limit: int, count: Count, *, acting: bool = 
 
 
 def _spent(rule: Rule, what: str, limit: int, count: Count) -> Decide:
-    family, is_for_all = rule.scope == "lineage", not rule.tools
+    is_for_all = not rule.tools
 
     def decide(intention: Intention, state: PolicyInput) -> Finding | None:
         if is_for_all and intention.sort != "model" and intention.sort != "child":
             return None
-        used = count(state.own)
-        if family and state.others is not None:
-            used += count(state.others.counts)
+        used = _used(rule, state, count)
         if used < limit:
             return None
         if what == "money":
@@ -115,6 +111,12 @@ def _priced(prices: Prices) -> Decide:
 
 
 # Counts of past calls -----------------------------------------------------------------------------
+
+
+def _used(rule: Rule, state: PolicyInput, count: Count) -> int:
+    """Returns a count of this run, and with it that of its budget group unless the rule is for the run alone."""
+    others = state.others if rule.scope == "lineage" else None
+    return count(state.own) + (0 if others is None else count(others.counts))
 
 
 def _mine(state: PolicyInput) -> int:
@@ -152,15 +154,12 @@ def _acted(names: Names | None) -> Count:
 
 def once(rule: Rule) -> Decide:
     """Counts each name separately."""
-    family = rule.scope == "lineage"
 
     def decide(intention: Intention, state: PolicyInput) -> Finding | None:
         if not intention.acts:
             return None
         name = intention.name
-        done = _done(state.own, name) - _mine(state)
-        if family and state.others is not None:
-            done += _done(state.others.counts, name)
+        done = _used(rule, state, lambda counts: _done(counts, name)) - _mine(state)
         return None if done < 1 else Finding(f"{name} was done already; it is allowed once", None, "budget_spent")
 
     return decide

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
+
+from killick.errors import ContractRefused
 
 
 def table(value: object) -> dict[str, Any] | None:
@@ -29,6 +31,13 @@ def texts(value: object) -> tuple[str, ...]:
     if not all(isinstance(text, str) and text and text == text.strip() for text in several):
         return ()
     return tuple(dict.fromkeys(cast("list[str]", several)))
+
+
+def refuse_unknown(where: str, words: Iterable[str], known: Collection[str]) -> None:
+    """Raises ContractRefused for a word that is not known."""
+    for word in words:
+        if word not in known:
+            raise ContractRefused(where, unknown(word, known))
 
 
 def unknown(word: str, known: Iterable[str]) -> str:

@@ -78,10 +78,8 @@ def _arguments(rule: Rule) -> Decide:
     tests = _compiled(rule.terms)
 
     def decide(intention: Intention, state: PolicyInput) -> Finding | None:
-        arguments = intention.arguments
         for test, allowed in tests:
-            complaint = test(arguments)
-            if complaint is not None:
+            if (complaint := test(intention.arguments)) is not None:
                 return Finding(complaint, allowed, "argument_refused")
         return None
 
@@ -101,8 +99,7 @@ def _context(rule: Rule) -> Decide:
             )
         context: Mapping[str, Any] = state.context() if tests else {}
         for test, allowed in tests:
-            complaint = test(context)
-            if complaint is not None:
+            if (complaint := test(context)) is not None:
                 return Finding(f"context.{complaint}", {"context": allowed}, "context_not_ready")
         return None
 

@@ -161,9 +161,7 @@ def approval_of(ask: object) -> Approval:
     table = declarations.table(ask)
     if table is None:
         return Approval(_names(ask))
-    for word in table:
-        if word not in Approval.__struct_fields__:
-            raise ContractRefused("ask", declarations.unknown(word, Approval.__struct_fields__))
+    declarations.refuse_unknown("ask", table, Approval.__struct_fields__)
     return Approval(**table)
 
 

@@ -21,7 +21,7 @@ import msgspec
 from killick.contracts import declarations
 from killick.contracts.facts import Approval, Asking, Intention, PolicyInput, approval_of
 from killick.contracts.lookalikes import path_refused, root_of
-from killick.contracts.schema import Bound, BoundLike, Number, bound_of, number_of, plain_number
+from killick.contracts.schema import Bound, BoundLike, Number, bounds_of, number_of, plain_number
 from killick.contracts.schema_check import steps_of
 from killick.errors import ContractRefused, DurationRefused
 from killick.model.retry import Duration, seconds
@@ -306,9 +306,7 @@ def rule_of(spec: Mapping[str, Any]) -> Rule:
 
 
 def _parsed(kind: Kind, spec: Mapping[str, Any]) -> Rule:
-    for word in spec:
-        if word not in WORDS:
-            raise ContractRefused("rule", declarations.unknown(word, WORDS))
+    declarations.refuse_unknown("rule", spec, WORDS)
     for word in ("name", "code", "message"):
         if word in spec and (not isinstance(spec[word], str) or not spec[word].strip()):
             raise ContractRefused("rule", f"{word}={spec[word]!r}; give text")
@@ -348,17 +346,9 @@ def _patterns(what: str, value: object) -> tuple[str, ...]:
 
 
 def _bounds(value: object) -> dict[str, Any]:
-    table = declarations.table(value)
-    if table is None:
-        raise ContractRefused("rule", f"{value!r}; give a table of names and what each may be")
-    terms: dict[str, Any] = {}
-    for argument, bound in table.items():
+    for argument in declarations.table(value) or ():
         steps_of(argument)
-        try:
-            terms[argument] = bound_of(bound).spec
-        except ContractRefused as refused:
-            raise ContractRefused("rule", f"{argument}: {refused.reason}") from None
-    return terms
+    return {argument: bound.spec for argument, bound in bounds_of(value).items()}
 
 
 def _arguments(value: object) -> dict[str, Any]:
@@ -392,10 +382,9 @@ def _budget(value: object) -> dict[str, Any]:
     table = declarations.table(value)
     if not table:
         raise ContractRefused("rule", f"budget={value!r}; give one or more of {', '.join(_MEASURES)}")
+    declarations.refuse_unknown("rule", table, _MEASURES)
     terms: dict[str, Any] = {}
     for measure, limit in table.items():
-        if measure not in _MEASURES:
-            raise ContractRefused("rule", declarations.unknown(measure, _MEASURES))
         if measure == "money":
             terms[measure] = f"{plain_number(dollars_of(limit))} USD"
         elif measure == "time":
@@ -434,12 +423,9 @@ def _total(value: object) -> dict[str, Any]:
     return table | {"max": plain_number(table["max"])}
 
 
-def _after(value: object) -> list[str]:
-    return list(_patterns("after", value))
-
-
 _TERMS: Final[dict[str, Callable[[Any], Any]]] = {
-    "arguments": _arguments, "paths": _paths, "budget": _budget, "total": _total, "after": _after, "context": _bounds,
+    "arguments": _arguments, "paths": _paths, "budget": _budget, "total": _total, "context": _bounds,
+    "after": lambda value: list(_patterns("after", value)),
 }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
             "one_of": _values("one_of", self.one_of),
             "none_of": _values("none_of", self.none_of),
             "each": None if self.each is None else bound_of(self.each),
-            "fields": None if self.fields is None else _fields(self.fields),
+            "fields": None if self.fields is None else bounds_of(self.fields, "fields="),
         }
         for name, value in normalized.items():
             msgspec.structs.force_setattr(self, name, value)
@@ -131,9 +131,7 @@ def bound_of(value: object) -> Bound:
     table = declarations.table(value)
     if table is None:
         raise ContractRefused("bound", f"{value!r}; give a table such as {{max = 1000}}")
-    for name in table:
-        if name not in Bound.__struct_fields__:
-            raise ContractRefused("bound", declarations.unknown(name, Bound.__struct_fields__))
+    declarations.refuse_unknown("bound", table, Bound.__struct_fields__)
     return Bound(**table)
 
 
@@ -228,10 +226,11 @@ def _plain(name: str, value: Any) -> Any:
 _LISTED: Final = frozenset({str, int, bool, type(None), bytes, date, datetime, time})
 
 
-def _fields(value: object) -> dict[str, Bound]:
+def bounds_of(value: object, what: str = "") -> dict[str, Bound]:
+    """Parses a table of bounds by name."""
     table = declarations.table(value)
     if table is None:
-        raise ContractRefused("bound", f"fields={value!r}; give a table of names and what each may be")
+        raise ContractRefused("bound", f"{what}{value!r}; give a table of names and what each may be")
     found: dict[str, Bound] = {}
     for name, bound in table.items():
         try:

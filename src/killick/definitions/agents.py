@@ -76,10 +76,6 @@ class Agent(Generic[I, O]):
         """An input as the type that the agent takes. ValueRefused when it does not fit."""
         return convert(value, self.input_type, at="input") if self.takes_input else value
 
-    def first_context(self) -> Any:
-        """The context that a run starts with; None without one."""
-        return None if self.options.context is None else self.options.context()
-
 
 @lru_cache
 def _source_digest(folder: str, package: str) -> str:
@@ -123,20 +119,12 @@ class _AgentDecorator(Protocol):
 
 @overload
 def agent(fn: Callable[[Any, I], Coroutine[Any, Any, O]], /) -> Agent[I, O]: ...
-
-
 @overload
 def agent(fn: Callable[[Any], Coroutine[Any, Any, O]], /) -> Agent[None, O]: ...
-
-
 @overload
 def agent(fn: Callable[[Any, I], O], /) -> Agent[I, O]: ...
-
-
 @overload
 def agent(fn: Callable[[Any], O], /) -> Agent[None, O]: ...
-
-
 @overload
 def agent(
     *, name: str | None = None, context: type[Any] | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -29,47 +30,32 @@ class RestingCall(Protocol):
     def mark_running(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class InnerSteps:
     """The steps that the code of one attempt takes, of the same run. While one is under way, the attempt waits for it.
 
     Holds the counts; the execution counts.
     """
 
-    __slots__ = (
-        "effect",
-        "guest",
-        "hosted",
-        "inflight",
-        "is_open",
-        "is_refused",
-        "live",
-        "nth",
-        "outer",
-        "running",
-        "step",
-        "waits",
-    )
-
-    def __init__(self, step: str, effect: str | None, guest: str | None, outer: InnerSteps | None) -> None:
-        self.step = step
-        self.effect = effect
-        self.guest = guest
-        self.outer = outer
-        """Those of the attempt that took this attempt's own step."""
-        self.inflight: tuple[str, str] | None = None
-        """The action that this attempt is, where the same action elsewhere waits for it."""
-        self.hosted: Any = None
-        """Where they are taken, also while the run is being let go."""
-        self.live: RestingCall | None = None
-        """The attempt among the calls that may touch the world. It rests while it awaits these steps."""
-        self.running = 0
-        self.is_open = True
-        self.is_refused = False
-        """Whether its code got the error that closed the run's handle."""
-        self.waits: set[str] = set()
-        """Steps that wait, that its code was notified of."""
-        self.nth: dict[str, int] = {}
-        """How often each call without a key was made, since the attempt began."""
+    step: str
+    effect: str | None
+    guest: str | None
+    outer: InnerSteps | None
+    """The inner steps of the attempt that took this attempt's own step."""
+    inflight: tuple[str, str] | None = None
+    """The action of this attempt, where the same action elsewhere waits for it."""
+    hosted: Any = None
+    """The external session in which they are taken, also while the run is being released."""
+    live: RestingCall | None = None
+    """The attempt among the calls that may touch the world. It is idle while it awaits these steps."""
+    running: int = 0
+    is_open: bool = True
+    is_refused: bool = False
+    """Whether its code got the error that closed the run's handle."""
+    waits: set[str] = field(default_factory=set)  # pyright: ignore[reportUnknownVariableType]
+    """The waiting steps of which its code was notified."""
+    nth: dict[str, int] = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
+    """How often each call without a key was made since the attempt began."""
 
     def named(self, name: str) -> str:
         """The key of the nth call of a name since the attempt began, which begins from its top each time."""
@@ -84,6 +70,7 @@ class InnerSteps:
             found = found.outer
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ToolStep:
     """The attempt that a tool executes, and how the tool records its progress.
 
@@ -92,38 +79,22 @@ class ToolStep:
     key      the idempotency key of the action
     """
 
-    def __init__(
-        self,
-        run: str,
-        id: str,  # noqa: A002
-        attempt: int,
-        key: Key,
-        progress: Callable[[Any], None],
-        workspace: Path | None = None,
-    ) -> None:
-        self.run = run
-        self.workspace = workspace
-        """The folder of the run, if its agent declares one."""
-        self.id = id
-        self.attempt = attempt
-        self.key = key
-        self.progress = progress
-        """Records progress, any value, so that an interrupted call can be undone or resumed."""
-        self.inner: InnerSteps | None = None
+    in_agent = replaying = False  # not fields: equal for all
+    run: str
+    id: str
+    attempt: int
+    key: Key
+    progress: Callable[[Any], None]
+    """Records progress, any value, so that an interrupted call can be undone or resumed."""
+    workspace: Path | None = None
+    """The folder of the run, if its agent declares one."""
+    inner: InnerSteps | None = None
 
     @staticmethod
     def here() -> ToolStep | None:
         """Returns the attempt of the calling code, for tools without a parameter for it; None outside an attempt."""
         place = HERE.get()
         return place if isinstance(place, ToolStep) else None
-
-    @property
-    def in_agent(self) -> bool:
-        return False
-
-    @property
-    def replaying(self) -> bool:
-        return False
 
     def tell(self) -> tuple[str, str | None, int | None]:
         return self.run, self.id, self.attempt

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from killick.definitions.policy import policy_of
+from killick.definitions.policy import names_of, policy_of
 from killick.definitions.tools import TOOLS, AsyncTool, Shape, SyncTool, Tool, checked_tool
 
 
@@ -23,8 +23,8 @@ class OpenShape(Shape):
 
     def _named(self, names: Sequence[str]) -> None:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        shown = [inspect.Parameter(name, kind, default=None) for name in names if _is_word(name)]
-        self.signature = inspect.Signature(shown)
+        words = [name for name in names if name.isidentifier() and not keyword.iskeyword(name)]
+        self.signature = inspect.Signature([inspect.Parameter(name, kind, default=None) for name in words])
         self.hints = dict.fromkeys(names, Any)
         self.returns = Any
 
@@ -52,14 +52,6 @@ class OpenShape(Shape):
         return fn(**arguments, **injected)
 
 
-def _is_word(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
-
-
-def _names(given: str | Sequence[str]) -> Sequence[str]:
-    return (given,) if isinstance(given, str) else given
-
-
 def _nothing() -> None:
     """The function is supplied with each call."""
 
@@ -83,7 +75,7 @@ def open_tool(
     function = fn or _nothing
     kind: Any = AsyncTool if inspect.iscoroutinefunction(function) else SyncTool
     shape = OpenShape(function, name, schema)
-    for named in (*_names(options.get("identity") or ()), *_names(options.get("consumes", ()))):
+    for named in (*names_of(options.get("identity") or ()), *names_of(options.get("consumes", ()))):
         shape.hints.setdefault(named, Any)
     shape.doc = doc or inspect.getdoc(function) or ""
     declared: Tool[..., Any] = kind(function, name, policy_of(name, options), shape)

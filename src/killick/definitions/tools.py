@@ -8,7 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeAlias, overload
+from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeAlias, overload
 
 import msgspec
 from typing_extensions import TypeVar
@@ -56,37 +56,26 @@ class Tool(Generic[P, R]):
         self.shape = shape or Shape(fn, name)
         self.is_plain = _is_plain(policy, self.shape)
         """Whether a call needs nothing besides its arguments and its key: no limit, right, approval or timeout."""
+        self.doc, self.returns, self.is_async = self.shape.doc, self.shape.returns, self.shape.is_async
+        self.hints: Mapping[str, Any] = self.shape.hints
+        self.signature: inspect.Signature = self.shape.signature
+        """The signature for callers, without injected parameters."""
         self.__name__ = name
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
 
-    @property
-    def doc(self) -> str:
-        return self.shape.doc
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """The signature for callers, without injected parameters."""
-        return self.shape.signature
-
-    @property
-    def hints(self) -> Mapping[str, Any]:
-        return self.shape.hints
-
-    @property
-    def returns(self) -> Any:
-        return self.shape.returns
-
-    @property
-    def is_async(self) -> bool:
-        return self.shape.is_async
-
     def __repr__(self) -> str:
         return f"<killick.Tool {self.name}, {self.policy.effect}>"
 
-    def _options(
-        self, because: str | None, retry: Retry | int | None, timeout: Duration | None, approve: Approve | None
-    ) -> Any:
+    def options(
+        self, *, because: str | None = None, retry: Retry | int | None = None, timeout: Duration | None = None,
+        approve: Approve | None = None,
+    ) -> Self:  # fmt: skip
+        """The same tool, for one call, with a reason or another policy.
+
+        retry    the number of attempts, or a Retry with its errors and backoff
+        approve  who must approve the call: names or roles, an Approval, or a function of the arguments
+        """
         policy = self.policy
         changed = msgspec.structs.replace(
             policy,
@@ -111,14 +100,6 @@ class AsyncTool(Tool[P, R]):
         called: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
         return called
 
-    def options(
-        self, *, because: str | None = None, retry: Retry | int | None = None, timeout: Duration | None = None,
-        approve: Approve | None = None,
-    ) -> AsyncTool[P, R]:  # fmt: skip
-        """The same tool, for one call, with a reason or another policy."""
-        changed: AsyncTool[P, R] = self._options(because, retry, timeout, approve)
-        return changed
-
 
 class SyncTool(Tool[P, R]):
     """A tool written as `def`: it runs in a thread, so that it does not block the loop."""
@@ -127,14 +108,6 @@ class SyncTool(Tool[P, R]):
         self._refuse_in_agent()
         result: R = self.fn(*args, **kwargs)
         return result
-
-    def options(
-        self, *, because: str | None = None, retry: Retry | int | None = None, timeout: Duration | None = None,
-        approve: Approve | None = None,
-    ) -> SyncTool[P, R]:  # fmt: skip
-        """The same tool, for one call, with a reason or another policy."""
-        changed: SyncTool[P, R] = self._options(because, retry, timeout, approve)
-        return changed
 
 
 class Shape:
@@ -158,7 +131,6 @@ class Shape:
         self.returns: Any = hints.get("return", Any)
         self.is_plain: bool = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
         self._names = tuple(p.name for p in given)
-        self._defaults = {p.name: p.default for p in given if p.default is not p.empty}
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arguments by name: all of them, as their declared types, and those that were given, as they are.
@@ -292,12 +264,8 @@ class _ToolDecorator(Protocol):
 
 @overload
 def tool(fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTool[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
-
-
 @overload
 def tool(fn: Callable[P, R], /) -> SyncTool[P, R]: ...
-
-
 @overload
 def tool(
     *, effect: EffectClass | Callable[..., EffectClass] = "at_most_once", name: str | None = None,

@@ -120,22 +120,14 @@ async def _called(ex: Execution, branch: Branch, agent: AnyAgent, run: Any, *arg
         result = await agent.fn(run, *args)
         ex.context.refuse_changed()
         return result
-
-    def begin() -> Any:
-        import threading
-
-        branch.thread = threading.get_ident()
-        return agent.fn(run, *args)
-
-    branch.thread = -1
-    work = ex.engine.threads.start(begin, copy_context())
-    while not work.future.done():
+    future = ex.in_thread(branch, partial(agent.fn, run, *args), copy_context())
+    while not future.done():
         try:
-            await asyncio.wait({work.future})
+            await asyncio.wait({future})
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: it meets the signal at its next step.
+            # A thread cannot be cancelled: it gets the signal at its next step.
             if ex.signal is None:
                 raise
-    result = work.future.result()
+    result = future.result()
     ex.context.refuse_changed()
     return result

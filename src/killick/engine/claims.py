@@ -33,7 +33,7 @@ class ClaimedRun(NamedTuple):
     """A leased run: its head, since when and for how long.
 
     left           the previous holder, if it left the run in the middle; `left_until_us`: the end of its lease
-    patient        a run that crashed waits for its back-off, and a suspect is released, to be run alone
+    backs_off      a run that crashed waits for its back-off, and a suspect is released, to be run alone
     alone          this process runs nothing else
     """
 
@@ -42,18 +42,13 @@ class ClaimedRun(NamedTuple):
     seconds: float
     left: str | None = None
     left_until_us: int | None = None
-    patient: bool = False
+    backs_off: bool = False
     alone: bool = False
 
     @property
     def lapsed(self) -> str | None:
         """The holder before, where it died or lost the run, and did not let it go."""
         return None if self.left_until_us == 0 else self.left
-
-
-def initial_version(agent: AnyAgent) -> int:
-    """The version of the context with which a run starts; 0 without one."""
-    return 1 if agent.options.context is not None else 0
 
 
 def context_base(engine: Engine, log: RunLog, agent: AnyAgent, after: int) -> tuple[Any, int, int | None]:
@@ -127,7 +122,7 @@ def idle_outcome(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome |
     if facts.mend and not isinstance(engine.log.event(log.run, facts.mend), e.RunDiverged):
         return RunOutcome(run=log.run, status="waiting")
     crashes, now = facts.crashes, engine.clock.now_us()
-    if not claim.patient or crashes is None:
+    if not claim.backs_off or crashes is None:
         return None
     if crashes.until > now:
         return RunOutcome(run=log.run, status=facts.status, wake_at_us=log.fold.wake_at)

@@ -7,22 +7,22 @@ from typing import Any, NoReturn
 
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
-from killick.engine.control.commands import request_cancel
-from killick.engine.control.inbox import CHILD, child_id, delivery
+from killick.engine.control.commands import command
+from killick.engine.control.inbox import CHILD, child_id, delivery, message_taken
 from killick.engine.divergence import diverge
 from killick.engine.effects import compensation as undoing
 from killick.engine.effects import reconcile
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.observers import trace_here
-from killick.engine.renewals import forwarded, moving, renewals, root_of
+from killick.engine.renewals import forwarded, latest, moving, renewals, root_of
 from killick.engine.replay import OVER
 from killick.engine.signals import Renewed
 from killick.engine.steps.children import Child, child_result, first_entries
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.step_execution import StepExecution
 from killick.engine.waits.waits import child_outcome
-from killick.errors import KillickError, StepFailed, StoreError
+from killick.errors import AnswerRefused, KillickError, StepFailed, StoreError
 from killick.log.writer import Entry
 from killick.model import event_codec, ledger
 from killick.model import events as e
@@ -41,13 +41,9 @@ async def finish(ex: Execution, branch: Branch, result: Any, error: BaseExceptio
         return
     failure = describe(error)
     _refuse_early_end(ex, branch, f"an error ({failure})")
-    values: dict[str, Any] = {"failure": failure}
-    if ex.agent.options.on_failure == "compensate":
-        await _cancel_children(ex, branch, compensate=True)
-        not_undone = await undoing.compensate(ex, branch)
-        values |= {"not_undone": not_undone} if not_undone else {}
-    else:
-        await _cancel_children(ex, branch, compensate=False)
+    compensates = ex.agent.options.on_failure == "compensate"
+    await _cancel_children(ex, branch, compensate=compensates)
+    values = {"failure": failure, **(await _compensated(ex, branch) if compensates else {})}
     step = error.step if isinstance(error, StepFailed) else None
     await _end(ex, Entry(e.RunFailed(at=ex.now_us(), step=step), values))
 
@@ -61,7 +57,7 @@ async def _end(ex: Execution, last: Entry) -> None:
     def wakes(runs: list[str]) -> tuple[Delivery, ...]:
         return tuple(delivery(log, run, CHILD, None, id=message, by=ex.run_id, at_us=at) for run in runs)
 
-    await ex.write(last, **({"sends": wakes(runs)} if runs else {}))
+    await ex.write(last, sends=wakes(runs))
     if parent and (late := [run for run in forks.members(parent) if run not in runs]):
         with suppress(StoreError):  # a fork that was made meanwhile looked before this run had ended
             log.store.deliver(wakes(late))
@@ -84,14 +80,10 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
         at=ex.now_us(), run=successor, agent=facts.agent, build=ex.engine.build(agent), priority=facts.priority,
         tags=tags, parent=facts.parent, parent_step=facts.parent_step, follows=ex.run_id, trace=trace_here(),
     )  # fmt: skip
-    born = log.begin(successor).built(*first_entries(started, agent, input, document=ex.context.saved()))
-    messages = [message for message in moving(log, ex.run_id) if message.number not in ex.took]
-    taken = [
-        Entry(e.MessageTaken(at=ex.now_us(), message=each.number, name=each.name, id=each.id, by=each.by))
-        for each in messages
-    ]
+    born = log.begin(successor).built(first_entries(started, agent, input, document=ex.context.saved()))
+    messages = [message for message in moving(log, ex.run_id) if message.number not in ex.taken]
     await ex.write(
-        *taken,
+        *(Entry(message_taken(message, ex.now_us())) for message in messages),
         Entry(e.RunRenewed(at=ex.now_us(), run=successor), {"input": input}),
         takes=tuple(message.number for message in messages),
         also=(born,),
@@ -137,10 +129,7 @@ async def _await_children(ex: Execution, branch: Branch) -> None:
         # One that is over was waited for here only if the record says so.
         was_waited_for = past is not None and past.name == child.run
         if child.on_parent_end == "wait" and (child.status == "running" or was_waited_for):
-            try:
-                await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
-            except StepFailed:
-                continue
+            await _until_ended(ex, branch, child)
 
 
 async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -> None:
@@ -149,14 +138,19 @@ async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -
         if child.status != "running" or child.on_parent_end != "cancel":
             continue
         if child_outcome(ex.engine.log, child.run) is None:
-            request_cancel(ex.engine, child.run, compensate=compensate, by=ex.run_id)
+            run, body = latest(ex.engine.log, child.run), {"command": "cancel", "compensate": compensate}
+            with suppress(AnswerRefused):  # it is over meanwhile
+                command(ex.engine, run, body, by=ex.run_id)
             ex.on_message(child.run)
             ex.on_child(child.run)
         if compensate:
-            try:
-                await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
-            except StepFailed:
-                continue
+            await _until_ended(ex, branch, child)
+
+
+async def _until_ended(ex: Execution, branch: Branch, child: ledger.Child) -> None:
+    """Wait for the end of a child, whatever its outcome."""
+    with suppress(StepFailed):
+        await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
 
 
 async def cancel(ex: Execution, branch: Branch) -> None:
@@ -167,9 +161,14 @@ async def cancel(ex: Execution, branch: Branch) -> None:
     values: dict[str, Any] = {}
     if requested.compensate:
         await _settle_open(ex, branch)
-        not_undone = await undoing.compensate(ex, branch)
-        values = {"not_undone": not_undone} if not_undone else {}
+        values = await _compensated(ex, branch)
     await _end(ex, Entry(e.RunCancelled(at=ex.now_us()), values))
+
+
+async def _compensated(ex: Execution, branch: Branch) -> dict[str, Any]:
+    """Undo the effects of the run; returns those that could not be undone, for the record."""
+    not_undone = await undoing.compensate(ex, branch)
+    return {"not_undone": not_undone} if not_undone else {}
 
 
 def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
@@ -178,7 +177,7 @@ def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
     for wait in list(ex.log.fold.facts.waits.values()):
         if wait.step in undoing or (keep_settlements and wait.waits_for == "settlement"):
             continue
-        ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=wait.step, how="cancelled")))
+        ex.write_behind(ex.wait_closed(wait.step, "cancelled"))
 
 
 def _request(ex: Execution) -> e.CancelRequested:
@@ -204,7 +203,5 @@ async def _settle_open(ex: Execution, branch: Branch) -> None:
         )  # fmt: skip
         attempting = StepExecution(ex, branch, past.id, intent, past)
         if attempting.is_open:
-            try:
+            with suppress(StepFailed):
                 await reconcile.settle(attempting, ex.engine.live.work_of(ex.run_id, past.id))
-            except StepFailed:
-                continue

@@ -175,15 +175,14 @@ def _entries(value: Any) -> dict[str, Any]:
 
 def initial_context(agent: AnyAgent) -> dict[str, Any] | None:
     """The context of the first event; None if the agent declares none."""
-    first = agent.first_context()
-    return None if first is None else through_codec(_as_dict(first))
-
-
-def _as_dict(value: Any) -> dict[str, Any]:
+    if agent.options.context is None:
+        return None
+    value = agent.options.context()
     lowered = plain(value, at="context")
     if not isinstance(lowered, dict):
         raise ValueRefused("context", f"{type(value).__name__} cannot be stored as a document; use a class with fields")
-    return lowered
+    document: dict[str, Any] = through_codec(lowered)
+    return document
 
 
 def recorded_context(

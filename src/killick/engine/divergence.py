@@ -28,7 +28,7 @@ async def recorded_step(
     if past is None:
         await refuse_gap(ex, branch, step, label or asked)
     else:
-        await agree(ex, branch, past, asked, found)
+        _compare(ex, past, asked, found)
     return past
 
 
@@ -42,24 +42,28 @@ async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: objec
         diverge(ex, step, "nothing here, and continues after it", str(found))
 
 
-async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep, found: Any) -> e.StepIntended | None:
+def _compare(ex: Execution, past: Step, asked: RequestedStep, found: Any) -> None:
     """Code and record must mean the same step; a drift is noted once."""
     tracer = ex.engine.tracer
     intended = ex.record.event(past.intended) if tracer is None or tracer.compares(past.intended) else None
     recorded = intended if isinstance(intended, e.StepIntended) else None
     verdict = compare(past, recorded, asked)
     if verdict == "same":
-        return recorded
+        return
     was = _recorded_arguments(ex, past)
     if verdict == "diverged":
         recorded_call = f"{past.sort} {past.name}({short(was)})"
         here = f"{asked.sort} {asked.name}({short(found)})"
         diverge(ex, past.id, recorded_call, here)
-    drifts = ex.record.of(past.id, e.StepDrifted)
-    if not drifts or drifts[-1][1].digest != asked.digest:
-        event = e.StepDrifted(at=ex.now_us(), step=past.id, digest=asked.digest)
-        ex.write_behind(Entry(event, {"recorded": was, "found": found}))
-    return recorded
+    note_drift(ex, past.id, asked.digest, was, found)
+
+
+def note_drift(ex: Execution, step: e.StepId, digest: e.Digest | None, recorded: Any, found: Any) -> None:
+    """Record that code asks for other values than those on record, once for each digest of them."""
+    noted = ex.record.of(step, e.StepDrifted)
+    if not noted or noted[-1][1].digest != digest:
+        event = e.StepDrifted(at=ex.now_us(), step=step, digest=digest)
+        ex.write_behind(Entry(event, {"recorded": recorded, "found": found}))
 
 
 def _recorded_arguments(ex: Execution, past: Step) -> Any:
@@ -116,5 +120,5 @@ async def replay_outcome(ex: Execution, branch: Branch, past: Step) -> None:
 def refuse_stopped(ex: Execution, branch: Branch, step: e.StepId) -> None:
     """A branch that was stopped begins nothing: a step of it that is on record already ends with that."""
     if branch.stopped is not None and ex.signal is None:
-        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome="cancelled")))
+        ex.write_behind(ex.step_ended(step, "cancelled"))
     ex.refuse(branch)

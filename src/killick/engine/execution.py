@@ -10,10 +10,12 @@ import math
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextvars import Context as Variables
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol
 
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import HERE
@@ -56,35 +58,30 @@ class Written(NamedTuple):
     cancelled: bool
 
 
+@dataclass(slots=True, eq=False)
 class Branch:
     """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
 
-    in_agent = True
-    __slots__ = (
-        "answer", "applying", "awaited_by", "count", "dormant", "execution", "guest", "inner", "outer", "path", "scope",
-        "stopped", "streaming", "task", "thread",
-    )  # fmt: skip
-
-    def __init__(self, execution: Execution, path: str = "", scope: Scope | None = None) -> None:
-        self.execution = execution
-        self.path = path
-        self.scope = scope
-        self.count = 0
-        self.task: asyncio.Task[Any] | None = None
-        self.thread: int | None = None
-        self.applying: asyncio.Task[Any] | None = None
-        self.stopped: Stopped | None = None
-        self.dormant: asyncio.Future[None] | None = None  # pending while it replays a cancelled step
-        self.streaming = False
-        self.answer: CallAnswer | None = None
-        """The approver's answer to the last call, with their edits."""
-        self.guest: str | None = None
-        """The key by which external code finds this branch again."""
-        self.inner: InnerSteps | None = None
-        """The inner steps of the open attempt of this branch."""
-        self.outer: InnerSteps | None = None
-        """The inner steps of the attempt whose code began this branch."""
-        self.awaited_by: list[InnerSteps] = []
+    in_agent = True  # not a field: equal for all
+    execution: Execution
+    path: str = ""
+    scope: Scope | None = None
+    count: int = 0
+    task: asyncio.Task[Any] | None = None
+    thread: int | None = None
+    applying: asyncio.Task[Any] | None = None
+    stopped: Stopped | None = None
+    dormant: asyncio.Future[None] | None = None  # pending while it replays a cancelled step
+    streaming: bool = False
+    answer: CallAnswer | None = None
+    """The approver's answer to the last call, with their edits."""
+    guest: str | None = None
+    """The key by which external code finds this branch again."""
+    inner: InnerSteps | None = None
+    """The inner steps of the open attempt of this branch."""
+    outer: InnerSteps | None = None
+    """The inner steps of the attempt whose code began this branch."""
+    awaited_by: list[InnerSteps] = field(default_factory=list[InnerSteps])
 
     @property
     def within(self) -> e.StepId | None:
@@ -104,6 +101,11 @@ class Branch:
         return f"{self.path}.{self.count + 1}" if self.path else str(self.count + 1)
 
     @property
+    def last(self) -> str:
+        """The id of the step that it took last."""
+        return f"{self.path}.{self.count}" if self.path else str(self.count)
+
+    @property
     def replaying(self) -> bool:
         return self.execution.record.has_more(self.path, self.count)
 
@@ -116,19 +118,17 @@ class Branch:
         return 0 if self.scope is None else self.scope.over_at or self.scope.branch.over_at
 
 
+@dataclass(slots=True, eq=False)
 class Scope:
     """A running gather: its branches, and whether they may begin new steps."""
 
-    __slots__ = ("branch", "branches", "over_at", "running", "step", "winner")
-
-    def __init__(self, step: str, branch: Branch, *, over_at: int) -> None:
-        self.step = step
-        self.over_at = over_at
-        self.branch = branch
-        self.branches: list[Branch] = []
-        self.running = 0
-        self.winner: int | None = None
-        """Which branch of a `first` was first, where that is on record."""
+    step: str
+    branch: Branch
+    over_at: int
+    branches: list[Branch] = field(default_factory=list[Branch])
+    running: int = 0
+    winner: int | None = None
+    """Which branch of a `first` was first, where that is on record."""
 
 
 class FileUser(Protocol):
@@ -199,7 +199,7 @@ class Execution:
         facts = log.fold.facts
         self.generation = facts.generation
         left = log.ledger.facts
-        self.left_behind = bool(facts.generation or facts.forked_from or left.open or left.forks)
+        self.has_outside_effects = bool(facts.generation or facts.forked_from or left.open or left.forks)
         """Whether there may be effects outside of this timeline: of a rewind, a repair or a fork."""
         self.fork_effects = facts.fork_effects
         self.model = facts.model
@@ -221,8 +221,8 @@ class Execution:
         self.progress: dict[e.StepId, Any] = {}
         self._is_first = True
         self.parked = False
-        self.took: set[int] = set()
-        self.took_last: dict[str, int] = {}
+        self.taken: set[int] = set()
+        self.last_taken: dict[str, int] = {}
         self.asked_of: dict[e.StepId, tuple[tuple[str, ...], list[str] | None]] = {}
         """By step, its approvers, who are also asked any other question about it."""
         self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}
@@ -231,11 +231,11 @@ class Execution:
         self.transacting = asyncio.Lock()
         self.after_death = False
         """Whether the previous process died, and the run has made no progress since."""
-        self.was_left = False
+        self.was_abandoned = False
         """Whether the previous holder left the run in the middle."""
         self.files: RunFiles | None = None
         self._ahead: tuple[Hold, asyncio.Event] | None = None
-        self._patient_until = 0.0
+        self._threads_until = 0.0
 
     @property
     def folder(self) -> Path | None:
@@ -299,6 +299,18 @@ class Execution:
             await self.log.barrier_soon()
         except KillickError as error:
             self._failed(error)
+
+    def noted(self, note: str, step: e.StepId | None = None) -> Entry:
+        """A note of the engine's own, for readers of the history."""
+        return Entry(e.NoteMade(at=self.now_us(), step=step, by="killick"), {"note": note})
+
+    def step_ended(self, step: e.StepId, outcome: Literal["returned", "failed", "cancelled"], **values: Any) -> Entry:
+        """The end of a step without attempts of its own."""
+        return Entry(e.StepEnded(at=self.now_us(), step=step, outcome=outcome), values)
+
+    def wait_closed(self, step: e.StepId, how: e.WaitEnd) -> Entry:
+        """The end of a wait that no answer ended."""
+        return Entry(e.WaitClosed(at=self.now_us(), step=step, how=how))
 
     def _failed(self, error: KillickError) -> NoReturn:
         """Close the handle after a failed commit. A value that cannot be stored is an error of the caller."""
@@ -502,7 +514,7 @@ class Execution:
         With `cut` running tools are cancelled; otherwise open attempts finish first.
         """
         if self.signal is None:
-            self._patient_until = self.loop.time() + live_calls.ABANDON_SECONDS
+            self._threads_until = self.loop.time() + live_calls.ABANDON_SECONDS
         if self.signal is None or isinstance(signal, Interrupted):
             self.signal = signal
         for waiter in self.waiters.values():
@@ -520,16 +532,16 @@ class Execution:
         self.stirred.set()
 
     @property
-    def patience_seconds(self) -> float:
+    def thread_seconds(self) -> float:
         """How long to wait for threads after the handle was closed."""
-        return max(self._patient_until - self.loop.time(), 0.0)
+        return max(self._threads_until - self.loop.time(), 0.0)
 
     async def unwind(self) -> None:
         """Let the agent's code leave its blocks. Its steps are refused there, and its result is dropped."""
         if self.main is None or self.main.done():
             return
         # A running thread cannot be cancelled: its attempt waits for it, and records its outcome.
-        more = self.patience_seconds if self.engine.live.of(self.run_id) else 0.0
+        more = self.thread_seconds if self.engine.live.of(self.run_id) else 0.0
         done, _ = await asyncio.wait({self.main}, timeout=UNWIND_SECONDS + more)
         if not done:
             for branch in self.branches:
@@ -551,15 +563,19 @@ class Execution:
             branch.task = task
             future: asyncio.Future[Any] = task
         else:
-            branch.thread = -1
-
-            def begin() -> Any:
-                branch.thread = threading.get_ident()
-                return code()
-
-            future = self.engine.threads.start(begin, context).future
+            future = self.in_thread(branch, code, context)
         future.add_done_callback(partial(self._ended, branch))
         return future
+
+    def in_thread(self, branch: Branch, code: Callable[[], Any], context: Variables) -> asyncio.Future[Any]:
+        """Run a branch's code in a thread, by which the branch is known from then on."""
+        branch.thread = -1
+
+        def begin() -> Any:
+            branch.thread = threading.get_ident()
+            return code()
+
+        return self.engine.threads.start(begin, context).future
 
     def _ended(self, branch: Branch, future: asyncio.Future[Any]) -> None:
         if not future.cancelled():

@@ -14,23 +14,11 @@ from functools import partial
 from typing import Any, Final
 
 from killick.definitions.agents import AGENTS, AnyAgent
-from killick.engine import completion, observers, renewals, state_machine
+from killick.engine import claims, completion, observers, renewals, state_machine
 from killick.engine.agent_code import RunOf, begin, raise_own_error, run_agent
 from killick.engine.child_tasks import ChildTasks
-from killick.engine.claims import (
-    ClaimedRun,
-    ReadRun,
-    Start,
-    claim_run,
-    context_base,
-    idle_outcome,
-    initial_version,
-    mark_delivered,
-    record_death,
-    recorded_input,
-    touch_after,
-)
-from killick.engine.context import initial_context, recorded_context
+from killick.engine.claims import ClaimedRun, ReadRun, Start, claim_run
+from killick.engine.context import Context, initial_context, recorded_context
 from killick.engine.control import commands
 from killick.engine.effects import compensation
 from killick.engine.effects.rewind import record_rewind
@@ -55,7 +43,6 @@ from killick.errors import (
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.model.facts import OUT_OF_BAND
 
 logger: Final = get_logger("killick")
 
@@ -229,9 +216,8 @@ class Executor:
         taken = e.RunTaken(at=started.at, epoch=1, holder=engine.holder, build=started.build)
         taken = observers.taken(ex, taken, started=started)
         ex.write_behind(*first_entries(started, start.agent, start.input), Entry(taken))
-        ex.context = recorded_context(
-            start.agent, ex.record, (initial_context(start.agent), initial_version(start.agent), None)
-        )
+        document = initial_context(start.agent)
+        ex.context = Context(start.agent, document, 0 if document is None else 1)
         self._start(ex, state_machine.Resumed())
         return ex
 
@@ -248,13 +234,13 @@ class Executor:
             self._children.unwind(ex)
             raise
         head = claim.head
-        if head.seq != ex.log.seq or head.hash != ex.log.hash or (claim.patient and claim.lapsed):
+        if head.seq != ex.log.seq or head.hash != ex.log.hash or (claim.backs_off and claim.lapsed):
             if ours:
                 engine.release(run, head.epoch, left=False)
             self._children.unwind(ex)
             return None
         ex.parked = False
-        ex.log.renew_epoch(head)
+        ex.log.epoch = head.epoch
         self._leased(ex, head.epoch, claim.since, claim.seconds)
         if ex.files is not None:
             ex.files.begin()
@@ -283,13 +269,13 @@ class Executor:
         try:
             is_current = read is not None and (read[1].seq, read[1].hash) == (claim.head.seq, claim.head.hash)
             log = read[1] if read is not None and is_current else engine.log.open(run, head=claim.head)
-            log.renew_epoch(claim.head)
+            log.epoch = claim.head.epoch
             if claim.lapsed not in (None, engine.holder) and not log.fold.facts.ended:
-                record_death(log, claim.lapsed, engine.clock.now_us(), quarantines=claim.patient)
-            stays = idle_outcome(engine, log, claim)
+                claims.record_death(log, claim.lapsed, engine.clock.now_us(), quarantines=claim.backs_off)
+            stays = claims.idle_outcome(engine, log, claim)
             if stays is not None:
                 if not stays.suspect:
-                    mark_delivered(engine, log)
+                    claims.mark_delivered(engine, log)
                     engine.release(run, log.epoch, left=False)
                 return stays
             facts = log.fold.facts
@@ -300,11 +286,11 @@ class Executor:
             ex = self._execution(agent, log, point, hosts=hosts)
             self._leased(ex, log.epoch, claim.since, claim.seconds)
             ex.first_build = facts.build
-            ex.was_left = claim.left is not None
+            ex.was_abandoned = claim.left is not None
             ex.after_death = facts.crashes is not None
-            ex.input = recorded_input(ex, facts.input)
+            ex.input = claims.recorded_input(ex, facts.input)
             now = engine.clock.now_us()
-            ex.touch_after_us = touch_after(ex, claim)
+            ex.touch_after_us = claims.touch_after(ex, claim)
             if facts.mend:
                 ex.diverged_at = ex.engine.log.event(run, facts.mend).step  # type: ignore[attr-defined]
             taken = e.RunTaken(
@@ -331,7 +317,7 @@ class Executor:
         engine = self.engine
         record = Record(engine.log, log.run, log.fold, after=point.after, rows=log.rows)
         log.rows = None
-        base = context_base(engine, log, agent, point.after)
+        base = claims.context_base(engine, log, agent, point.after)
         ex = Execution(engine, agent, log, record, recorded_context(agent, record, base))
         ex.on_child = partial(self._children.schedule, ex) if hosts else _nobody
         ex.on_message = self.notify
@@ -409,7 +395,7 @@ class Executor:
                 ex.close(Parked())
                 await ex.unwind()
                 self._release(ex)
-                return outcome_of(self.engine, ex)
+                return outcome_of(ex)
             if self.engine.live.of(ex.run_id):
                 # The outcome of a thread is recorded in the store, past an execution in memory.
                 ex.close(Parked())
@@ -418,7 +404,7 @@ class Executor:
             self._release(ex, left=ex.log.fold.facts.status == "running")
             if ex.signal is None:
                 self._keep_warm(ex)
-            return outcome_of(self.engine, ex)
+            return outcome_of(ex)
         await self._quieted(ex)
         signal = ex.signal
         if ex.files is not None and not isinstance(signal, Interrupted):
@@ -452,7 +438,7 @@ class Executor:
             ex.log.append()  # with the messages that were seen: they would make it due again, for ever
         left = isinstance(signal, Parked)
         self._release(ex, left=left)
-        return outcome_of(self.engine, ex, left=left)
+        return outcome_of(ex, left=left)
 
     async def _quieted(self, ex: Execution) -> None:
         """Let the code of a run and its calls end, and record their outcomes. After a timeout the calls keep running,
@@ -462,7 +448,7 @@ class Executor:
         if ex.signal is None:
             return
         if engine.live.of(ex.run_id):
-            await engine.live.over(ex.run_id, ex.patience_seconds)
+            await engine.live.over(ex.run_id, ex.thread_seconds)
         with contextlib.suppress(KillickError, Signal):
             if ex.may_record:
                 for call in calls:
@@ -477,8 +463,7 @@ class Executor:
         last = self._execution(ex.agent, ex.log, point, hosts=ex.on_child is not _nobody)
         last.lease = ex.lease
         last.input = ex.input
-        branch = Branch(last)
-        branch.count = len(ex.log.fold.tops)
+        branch = Branch(last, count=len(ex.log.fold.tops))
         main = begin(last, branch, partial(completion.cancel, last, branch))
         self._live[ex.run_id] = last
         await self._drive(last, sit_out=True)
@@ -506,10 +491,8 @@ class Executor:
             self._left.set()
 
     async def _undone(self, ex: Execution, claim: ClaimedRun, step: e.StepId, undo: Callable[..., Any]) -> str:
-        log = ex.log
-        self._leased(ex, log.epoch, claim.since, claim.seconds)
-        branch = Branch(ex, path=OUT_OF_BAND[:-1])
-        branch.count = len(log.fold.facts.beside)
+        self._leased(ex, ex.log.epoch, claim.since, claim.seconds)
+        branch = compensation.out_of_band(ex)
         observers.watch(ex)
         results: list[str] = []
 
@@ -545,7 +528,7 @@ class Executor:
         if (claim.head.seq, claim.head.hash) != (ex.log.seq, ex.log.hash):
             self.engine.release(ex.run_id, claim.head.epoch, left=False)
             return False
-        ex.log.renew_epoch(claim.head)
+        ex.log.epoch = claim.head.epoch
         self._drop_lease(ex)
         self._leased(ex, claim.head.epoch, claim.since, claim.seconds)
         return True

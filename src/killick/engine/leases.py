@@ -9,6 +9,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from killick.clock import Clock, SystemClock
@@ -27,17 +28,15 @@ _SHARE: Final = 3
 Lost = Callable[[LogError], None]
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """The right to advance one run until `until` on the local monotonic clock."""
 
-    __slots__ = ("epoch", "lost", "run", "seconds", "until")
-
-    def __init__(self, run: str, epoch: int, *, seconds: float, until: float, lost: Lost) -> None:
-        self.run = run
-        self.epoch = epoch
-        self.seconds = seconds
-        self.until = until
-        self.lost = lost
+    run: str
+    epoch: int
+    seconds: float
+    until: float
+    lost: Lost
 
 
 class Leases:
@@ -56,7 +55,7 @@ class Leases:
 
     def hold(self, run: str, epoch: int, *, seconds: float, since: float, lost: Lost) -> Lease:
         """Renew a lease taken at `since` from now on. `lost` is called, in any thread, when it could not be renewed."""
-        lease = Lease(run, epoch, seconds=seconds, until=since + seconds, lost=lost)
+        lease = Lease(run, epoch, seconds, since + seconds, lost)
         if not math.isinf(seconds):
             with self._mutex:
                 self._held[run], self._last_seconds = lease, seconds

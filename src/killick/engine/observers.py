@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
@@ -38,91 +38,88 @@ _INTENDED_MAX: Final = 256
 
 _ATTEMPTED: Final = frozenset({"tool", "model", "undo"})
 
-_NOTHING: Final[Mapping[str, Any]] = {}
-
-
 # published records --------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class RunSpan:
     """The work on a run from its lease to its release: until it ends, waits, is paused or interrupted."""
 
-    def __init__(self, run: str, agent: str, taken: e.RunTaken) -> None:
-        self.run = run
-        self.agent = agent
-        self.began_us = taken.at
-        self.epoch = taken.epoch
-        self.build = taken.build
-        self.holder = taken.holder
-        self.parent: str | None = None
-        """The run that spawned it."""
-        self.trace: str | None = None
-        """Its recorded trace context, in W3C's form."""
-        self.begins = False
-        """Whether the run itself begins with it."""
-        self.replayed = 0
-        """How many steps came from the record."""
-        self.ended_us = 0
-        self.status = "interrupted"
-        """How it ended: completed, failed, cancelled, renewed, waiting, paused, diverged, left or interrupted."""
-        self.failure: Failure | None = None
-        self.kept: dict[object, Any] = {}
-        """Each observer's own data."""
+    run: str
+    agent: str
+    began_us: int
+    epoch: int
+    build: e.Build
+    holder: str
+    parent: str | None = None
+    """The run that spawned it."""
+    trace: str | None = None
+    """Its recorded trace context, in W3C's form."""
+    begins: bool = False
+    """Whether the run itself begins with it."""
+    replayed: int = 0
+    """How many steps came from the record."""
+    ended_us: int = 0
+    status: str = "interrupted"
+    """How it ended: completed, failed, cancelled, renewed, waiting, paused, diverged, left or interrupted."""
+    failure: Failure | None = None
+    kept: dict[object, Any] = field(default_factory=dict[object, Any])
+    """Each observer's own data."""
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
     """One try of a tool or a model. `arguments` and `output` are as they are on record."""
 
-    def __init__(self, run: str, agent: str, run_span: RunSpan | None, started: e.Started) -> None:
-        self.run = run
-        self.agent = agent
-        self.run_span = run_span
-        self.step = started.step
-        self.number = started.attempt
-        self.key = started.key
-        self.began_us = started.at
-        self.name = ""
-        self.sort: e.Sort = "tool"
-        self.effect: e.EffectClass | None = None
-        self.verdict: e.Verdict | None = None
-        self.asked = False
-        """Whether it needed an approval."""
-        self.arguments: Mapping[str, Any] = _NOTHING
-        self.fn: Callable[..., Any] | None = None
-        """The called function, once called."""
-        self.ended_us = 0
-        self.outcome: e.Outcome | None = None
-        """None where the run was released before the attempt ended."""
-        self.limited = False
-        self.retry_at: int | None = None
-        self.usage: e.Usage | None = None
-        self.reply: str | None = None
-        """The class of a model's reply, by its stored name."""
-        self.output: Any = None
-        self.failure: Failure | None = None
-        self.kept: dict[object, Any] = {}
+    run: str
+    agent: str
+    run_span: RunSpan | None
+    step: e.StepId
+    number: int
+    key: str
+    began_us: int
+    name: str = ""
+    sort: e.Sort = "tool"
+    effect: e.EffectClass | None = None
+    verdict: e.Verdict | None = None
+    asked: bool = False
+    """Whether it needed an approval."""
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    fn: Callable[..., Any] | None = None
+    """The called function, once called."""
+    ended_us: int = 0
+    outcome: e.Outcome | None = None
+    """None where the run was released before the attempt ended."""
+    limited: bool = False
+    retry_at: int | None = None
+    usage: e.Usage | None = None
+    reply: str | None = None
+    """The class of a model's reply, by its stored name."""
+    output: Any = None
+    failure: Failure | None = None
+    kept: dict[object, Any] = field(default_factory=dict[object, Any])
 
 
+@dataclass(slots=True, eq=False)
 class Waited:
     """A wait that was opened, maybe by another process, and how it closed."""
 
-    def __init__(self, run: str, agent: str, run_span: RunSpan | None, step: e.StepId, opened_us: int) -> None:
-        self.run = run
-        self.agent = agent
-        self.run_span = run_span
-        self.step = step
-        self.opened_us = opened_us
-        self.waits_for: e.WaitFor = "answer"
-        self.name = ""
-        self.tool: str | None = None
-        """The tool, where the question is an approval of a call."""
-        self.rule: str | None = None
-        self.deadline: int | None = None
-        self.rounds = 0
-        self.closed_us = 0
-        self.how: e.WaitEnd | None = None
-        self.by: str | None = None
-        self.answer: Any = None
+    run: str
+    agent: str
+    run_span: RunSpan | None
+    step: e.StepId
+    opened_us: int
+    waits_for: e.WaitFor
+    name: str
+    tool: str | None
+    """The tool, where the question is an approval of a call."""
+    rule: str | None
+    deadline: int | None
+    rounds: int
+    closed_us: int = 0
+    how: e.WaitEnd | None = None
+    by: str | None = None
+    answer: Any = None
 
 
 class Observer:
@@ -194,11 +191,7 @@ def _harmless() -> Generator[None]:
     try:
         yield
     except Exception:
-        _excuse()
-
-
-def _excuse() -> None:
-    logger.warning("an observer failed, and the run continues", exc_info=True)
+        logger.warning("an observer failed, and the run continues", exc_info=True)
 
 
 # listening ------------------------------------------------------------------------------------------
@@ -267,7 +260,8 @@ class Watch:
         if self.run_span is not None:
             self.end(None, None)
         facts = ex.log.fold.facts
-        run_span = self.run_span = RunSpan(ex.run_id, ex.agent.name, event)
+        taken = event.at, event.epoch, event.build, event.holder
+        run_span = self.run_span = RunSpan(ex.run_id, ex.agent.name, *taken)
         if started is not None:
             run_span.begins, run_span.parent, run_span.trace = True, started.parent, started.trace
         else:
@@ -284,7 +278,7 @@ class Watch:
         now = self.ex.now_us()
         for attempt in self.attempts.values():
             attempt.ended_us = now
-            self._tell(partial(_over, attempt=attempt))
+            self._tell(lambda observer, attempt=attempt: observer.came(attempt))  # type: ignore[misc]
         self.attempts.clear()
         if run_span is None:
             return
@@ -298,22 +292,18 @@ class Watch:
 
     def _tell(self, tell: Callable[[Observer], object]) -> None:
         for observer in tuple(_observers):
-            try:
+            with _harmless():
                 tell(observer)
-            except Exception:
-                _excuse()
 
     # appended events --------------------------------------------------------------------------
 
     def appended(self, entries: Sequence[Entry]) -> None:
         """Something was written, or is about to be committed."""
-        try:
+        with _harmless():
             for event, values in entries:
                 hear = _HEARD.get(type(event))
                 if hear is not None:
-                    hear(self, event, values or _NOTHING)
-        except Exception:
-            _excuse()
+                    hear(self, event, values or {})
 
     def _intends(self, event: e.StepIntended, values: Mapping[str, Any]) -> None:
         if event.verdict is not None and event.verdict.ruling == "reject":
@@ -334,7 +324,7 @@ class Watch:
 
     def _step_ended(self, event: e.StepEnded, values: Mapping[str, Any]) -> None:
         if event.verdict is not None and event.verdict.ruling == "reject":
-            self._reject(self._name_of(event.step), event.verdict)
+            self._reject(self._intention(event.step)[0], event.verdict)
 
     def _closed(self, event: e.WaitClosed, values: Mapping[str, Any]) -> None:
         wait = self._open.pop(event.step, None)
@@ -351,31 +341,25 @@ class Watch:
         ex = self.ex
         self._tell(lambda observer: observer.rejected(ex.run_id, ex.agent.name, name, verdict, self.run_span))
 
-    def _name_of(self, step: e.StepId) -> str:
-        if step in self._intended:
-            return self._intended[step][0].name
-        past = self.ex.log.fold.step(step)
-        return "" if past is None else past.name
-
-    def _sort_of(self, step: e.StepId) -> e.Sort:
-        if step in self._intended:
-            return self._intended[step][0].sort
-        past = self.ex.log.fold.step(step)
-        return "wait" if past is None else past.sort
+    def _intention(self, step: e.StepId) -> tuple[str, e.Sort]:
+        """The name and the sort of a step."""
+        known = self._intended[step][0] if step in self._intended else self.ex.log.fold.step(step)
+        return ("", "wait") if known is None else (known.name, known.sort)
 
     def _attempted(self, event: e.Started, _: Mapping[str, Any]) -> None:
         ex = self.ex
-        attempt = Attempt(ex.run_id, ex.agent.name, self.run_span, event)
+        started = event.step, event.attempt, event.key, event.at
+        attempt = Attempt(ex.run_id, ex.agent.name, self.run_span, *started)
         if event.step in self._intended:
             intended, values = self._intended[event.step]
             attempt.name, attempt.sort, attempt.effect = intended.name, intended.sort, intended.effect
-            attempt.verdict, attempt.arguments = intended.verdict, values.get("arguments") or _NOTHING
+            attempt.verdict, attempt.arguments = intended.verdict, values.get("arguments") or {}
         elif (past := ex.log.fold.step(event.step)) is not None:
             # Another execution intended it, so that it holds.
             attempt.name, attempt.sort, attempt.effect, attempt.asked = past.name, past.sort, past.effect, past.asked
             with contextlib.suppress(KillickError):
                 data = ex.engine.log.data(ex.run_id, past.edited or past.intended)
-                attempt.arguments = data.get("arguments") or _NOTHING
+                attempt.arguments = data.get("arguments") or {}
         attempt.asked = attempt.asked or (attempt.verdict is not None and attempt.verdict.ruling == "ask")
         self.attempts[event.step, event.attempt] = attempt
         self._tell(lambda observer: observer.attempted(attempt))
@@ -402,12 +386,12 @@ class Watch:
 
     def _waited(self, opened: Any, at: int) -> Waited:
         """Of a wait that was opened now, or that is open on record."""
-        wait = Waited(self.ex.run_id, self.ex.agent.name, self.run_span, opened.step, at)
-        wait.waits_for, wait.name, wait.rule = opened.waits_for, opened.name, opened.rule
-        wait.deadline, wait.rounds = opened.deadline, opened.round
-        if opened.waits_for in ("answer", "settlement") and self._sort_of(opened.step) != "wait":
-            wait.tool = self._name_of(opened.step) or None
-        return wait
+        name, sort = self._intention(opened.step)
+        is_of_call = opened.waits_for in ("answer", "settlement") and sort != "wait"
+        return Waited(
+            self.ex.run_id, self.ex.agent.name, self.run_span, opened.step, at, opened.waits_for, opened.name,
+            tool=name or None if is_of_call else None, rule=opened.rule, deadline=opened.deadline, rounds=opened.round,
+        )  # fmt: skip
 
 
 _HEARD: Final[Mapping[type[e.Event], Callable[[Watch, Any, Mapping[str, Any]], None]]] = {
@@ -422,10 +406,6 @@ _HEARD: Final[Mapping[type[e.Event], Callable[[Watch, Any, Mapping[str, Any]], N
     e.RunFailed: Watch._failed,  # pyright: ignore[reportPrivateUsage]
 }
 """The handler of each event."""
-
-
-def _over(observer: Observer, attempt: Attempt) -> None:
-    observer.came(attempt)
 
 
 def _trace_of(ex: Execution) -> str | None:

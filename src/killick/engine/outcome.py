@@ -69,18 +69,14 @@ def paused_because(log: Log, run: str) -> str | None:
     state = log.state(run)
     if not state.fold.facts.paused:
         return None
-    found = None
-    seq = state.seq
-    while seq and found is None:
-        event = log.event(run, seq)
-        found = seq if isinstance(event, e.RunPaused) else None
-        seq -= 1
-    values = {} if found is None else log.data(run, found)
-    because = values.get("because")
-    return str(because) if because else None
+    for seq in range(state.seq, 0, -1):
+        if isinstance(log.event(run, seq), e.RunPaused):
+            because = log.data(run, seq).get("because")
+            return str(because) if because else None
+    return None
 
 
-def outcome_of(engine: Engine, ex: Execution, *, left: bool = False) -> RunOutcome:
+def outcome_of(ex: Execution, *, left: bool = False) -> RunOutcome:
     """The outcome of a run that is not over."""
     fold = ex.log.fold
     diverged = ex.diverged if isinstance(ex.signal, Diverging) else None

@@ -80,14 +80,15 @@ async def _side_by_side(
     ex: Execution, branch: Branch, name: str, branches: Sequence[Any], *, enough: int | None
 ) -> dict[int, Any]:
     step = branch.number()
-    claim = RequestedStep(sort="scope", name=name)
+    claim = RequestedStep("scope", name)
     past = await recorded_step(ex, branch, step, claim, {"branches": len(branches)})
     if past is None:
         await ex.await_turn()
         intended = e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)
         ex.write_behind(Entry(intended, {"arguments": {"branches": len(branches)}}))
-    over_at = past.ended if past is not None and past.status in OVER else 0
-    scope, race = Scope(step, branch, over_at=over_at), _Race({}, [])
+    is_over = past is not None and past.status in OVER
+    over_at = past.ended if past is not None and is_over else 0
+    scope, race = Scope(step, branch, over_at), _Race({}, [])
     if gone := ex.record.branches_beyond(step, len(branches)):
         diverge(ex, step, f"steps in branch {gone}", f"{name} of {len(branches)} branches")
     scope.branches = [Branch(ex, f"{step}.{index + 1}", scope) for index in range(len(branches))]
@@ -99,8 +100,8 @@ async def _side_by_side(
     try:
         await _all(ex, futures)
     except asyncio.CancelledError:
-        if ex.signal is None and (past is None or past.status not in OVER):
-            ex.write_behind(_ended(ex, step, "cancelled"))
+        if ex.signal is None and not is_over:
+            ex.write_behind(ex.step_ended(step, "cancelled"))
         raise
     finally:
         ex.turns.computing -= not scope.running
@@ -108,23 +109,18 @@ async def _side_by_side(
         raise ex.signal
     wanted = len(branches) if enough is None else enough
     if branch.stopped is not None and not race.errors and len(race.outcomes) < wanted:
-        if past is None or past.status not in OVER:
-            ex.write_behind(_ended(ex, step, "cancelled"))
+        if not is_over:
+            ex.write_behind(ex.step_ended(step, "cancelled"))
         raise branch.stopped
-    if past is None or past.status not in OVER:
-        outcome = "failed" if race.errors else "returned"
-        won = {"winner": next(iter(race.outcomes))} if enough is not None and not race.errors else None
-        await ex.recorded(ex.write_behind(_ended(ex, step, outcome, won)))
+    if is_over:
+        await ex.await_turn(over_at)
+        ex.see(over_at)
     else:
-        await ex.await_turn(past.ended)
-        ex.see(past.ended)
+        won = {"winner": next(iter(race.outcomes))} if enough is not None and not race.errors else {}
+        await ex.recorded(ex.write_behind(ex.step_ended(step, "failed" if race.errors else "returned", **won)))
     if race.errors:
         raise race.errors[0]
     return race.outcomes
-
-
-def _ended(ex: Execution, step: e.StepId, outcome: Any, values: dict[str, Any] | None = None) -> Entry:
-    return Entry(e.StepEnded(at=ex.now_us(), step=step, outcome=outcome), values)
 
 
 async def _start(

@@ -241,7 +241,7 @@ def _standing(log: Log, run: str, after: int, read: Sequence[Row] | None) -> Seq
     return [row for row in rows if row.seq in standing]
 
 
-class RequestedStep(msgspec.Struct, frozen=True, kw_only=True):
+class RequestedStep(msgspec.Struct, frozen=True):
     """The step that code asks for, in the terms of the divergence check."""
 
     sort: e.Sort

@@ -7,6 +7,7 @@ handle is closed: the steps of agent code that unwinds are neither recorded nor 
 from __future__ import annotations
 
 from killick.errors import HandleClosed, KillickError
+from killick.store.records import Message
 
 
 class Signal(BaseException):
@@ -36,12 +37,10 @@ class Renewed(Signal):
 class Rewinding(Signal):
     """A message in the inbox asks for a rewind of the run."""
 
-    def __init__(self, message: int, id: str, to: str, by: str | None, because: str | None) -> None:  # noqa: A002
+    def __init__(self, message: Message, to: str, because: str | None) -> None:
         super().__init__(to)
         self.message = message
-        self.id = id
         self.to = to
-        self.by = by
         self.because = because
 
 

@@ -53,14 +53,9 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class _MachineDecorator(Protocol):
-    @overload
-    def __call__(self, fn: Callable[[Any, S], Coroutine[Any, Any, Any]], /) -> Agent[S, Any]: ...
-    @overload
     def __call__(self, fn: Callable[[Any, S], Any], /) -> Agent[S, Any]: ...
 
 
-@overload
-def machine(fn: Callable[[Any, S], Coroutine[Any, Any, Any]], /) -> Agent[S, Any]: ...
 @overload
 def machine(fn: Callable[[Any, S], Any], /) -> Agent[S, Any]: ...
 @overload
@@ -78,10 +73,10 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     """Where a machine resumes: after the last transition that ended."""
 
     after: int = 0
+    """The seq at which that transition ended; 0 before the first one."""
     count: int = 0
     state: Any = None
     waits: dict[str, Any] | None = None
-    is_first: bool = True
     done: Done | None = None
 
 
@@ -91,11 +86,9 @@ def resume_point(log: Log, run: str, fold: Fold) -> Resumed:
         step = fold.steps[fold.tops[top]]
         if step.sort == "scope" and step.name == "transition" and step.status == "done":
             output = log.data(run, step.output)["output"]
-            if "done" in output:
-                return Resumed(after=step.ended, count=int(step.id), done=Done(output["done"]), is_first=False)
-            return Resumed(
-                after=step.ended, count=int(step.id), state=output["state"], waits=output.get("waits"), is_first=False
-            )
+            done = Done(output["done"]) if "done" in output else None
+            state, waits = output.get("state"), output.get("waits")
+            return Resumed(after=step.ended, count=int(step.id), state=state, waits=waits, done=done)
     return Resumed()
 
 
@@ -106,7 +99,7 @@ async def transitions(
     branch.count = resumed.count
     if resumed.done is not None:
         return resumed.done.result
-    state = ex.input if resumed.is_first else convert(resumed.state, agent.input_type, at="state")
+    state = convert(resumed.state, agent.input_type, at="state") if resumed.after else ex.input
     waits = resumed.waits
     while True:
         if waits is not None:
@@ -118,23 +111,26 @@ async def transitions(
             raise DeclarationRefused(
                 agent.name, f"a transition returned {type(outcome).__name__}; return Next, WaitFor or Done"
             )
-        state, waits = _going_on(outcome)
-        state = convert(through_codec(state), agent.input_type, at="state")
+        output = _output(outcome)
+        state, waits = convert(through_codec(output["state"]), agent.input_type, at="state"), output["waits"]
         ex.received = None
 
 
-def _going_on(outcome: Any) -> tuple[Any, dict[str, Any] | None]:
-    """The next state of a transition, and the wait before it."""
-    if isinstance(outcome, Next):
-        return outcome.state, None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return outcome.state, {"name": outcome.name, "timeout": outcome.timeout, "default": outcome.default}
+def _output(outcome: Any) -> dict[str, Any]:
+    """A transition's outcome for the record: the result, or the next state and the wait before it."""
+    if isinstance(outcome, Done):
+        return {"done": outcome.result}
+    waits = None
+    if isinstance(outcome, WaitFor):
+        waits = {"name": outcome.name, "timeout": outcome.timeout, "default": outcome.default}
+    return {"state": outcome.state, "waits": waits}  # pyright: ignore[reportUnknownMemberType]
 
 
 async def _transition(
     ex: Execution, branch: Branch, step: Callable[[Any], Coroutine[Any, Any, Any]], state: Any
 ) -> Any:
     number = branch.number()
-    past = await recorded_step(ex, branch, number, RequestedStep(sort="scope", name="transition"), {})
+    past = await recorded_step(ex, branch, number, RequestedStep("scope", "transition"), {})
     if past is None:
         ex.write_behind(
             Entry(e.StepIntended(at=ex.now_us(), step=number, sort="scope", name="transition"), {"state": state})
@@ -148,12 +144,7 @@ async def _transition(
         branch.path, branch.count = outside
     if ex.record.has_more(number, inside):
         diverge(ex, f"{number}.{inside + 1}", "more steps in this transition", "its end")
-    if isinstance(outcome, Next | WaitFor):
-        state, waits = _going_on(outcome)
-        output = through_codec({"state": state, "waits": waits})
-        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
-    elif isinstance(outcome, Done):
-        output = through_codec({"done": outcome.result})
-        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
+    if isinstance(outcome, Next | WaitFor | Done):
+        ex.write_behind(ex.step_ended(number, "returned", output=through_codec(_output(outcome))))
     ended: Any = outcome  # pyright: ignore[reportUnknownVariableType]
     return ended

@@ -509,7 +509,7 @@ async def _opened(ex: Execution, branch: Branch, outside: bool) -> ExternalBranc
         raise KillickError(f"{ex.run_id}: run.hosting works only in the agent's main branch, one block at a time")
     name = GUESTS if outside else HOSTED
     step = branch.number()
-    past = await recorded_step(ex, branch, step, RequestedStep(sort="scope", name=name), {})
+    past = await recorded_step(ex, branch, step, RequestedStep("scope", name), {})
     if past is None:
         ex.write_behind(Entry(e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)))
     ex.hosting = True

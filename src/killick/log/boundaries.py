@@ -92,18 +92,15 @@ def at(log: Log, run: str, text: str) -> RunMoment:
 
 def before(fold: Fold, seq: int, label: str) -> RunMoment:
     """Returns the position just before an event of a timeline."""
-    for kept in fold.facts.kept:
-        if seq in kept.keep:
-            return RunMoment(kept.cut, label, kept.keep[: kept.keep.index(seq)])
-    return RunMoment(seq - 1, label)
+    return after(fold, seq, label, events=0)
 
 
-def after(fold: Fold, seq: int, label: str) -> RunMoment:
-    """Returns the position just after an event of a timeline."""
+def after(fold: Fold, seq: int, label: str, *, events: int = 1) -> RunMoment:
+    """Returns the position just after an event of a timeline; with 0 events, just before it."""
     for kept in fold.facts.kept:
         if seq in kept.keep:
-            return RunMoment(kept.cut, label, kept.keep[: kept.keep.index(seq) + 1])
-    return RunMoment(seq, label)
+            return RunMoment(kept.cut, label, kept.keep[: kept.keep.index(seq) + events])
+    return RunMoment(seq - 1 + events, label)
 
 
 def history(log: Log, run: str) -> list[Boundary]:

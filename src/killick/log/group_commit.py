@@ -230,7 +230,7 @@ class Committer:
                 else:
                     ticket.head = result
                 ticket.done = True
-        here = _running_loop()
+        here = current_loop()
         for ticket in tickets:
             if ticket.gate is not None:
                 ticket.gate.release()
@@ -552,7 +552,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def current_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop of the caller; None where no loop runs."""
     try:
         return running_loop()
     except RuntimeError:

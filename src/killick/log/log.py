@@ -36,7 +36,6 @@ from killick.model.events import Event, RunForked, RunRewound, RunStarted, Value
 from killick.model.fold import FOLD, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.model.state import State
-from killick.model.typed import convert
 from killick.store.protocol import Store, keys_of
 from killick.store.records import READ_LIMIT, CreateRun, Head, Opening, Row, Snapshot
 from killick.type_init import ready
@@ -87,34 +86,12 @@ class Log:
         head = Head(run=run, seq=0, hash=hashing.genesis(self.store.id, run), epoch=0)
         return self._handle(head, Fold(), Ledger(), birth=CreateRun(holder=holder, lease_seconds=seconds))
 
-    def fork(
-        self,
-        forked: RunForked,
-        values: Mapping[str, Any] | None = None,
-        *,
-        holder: str | None = None,
-        seconds: float = math.inf,
-    ) -> RunLog:
-        """Creates a run that shares its parent's log up to its base; nothing is copied."""
-        log = self.fork_begun(forked, holder=holder, seconds=seconds)
-        log.append(Entry(forked, values))
-        return log
-
-    def fork_begun(self, forked: RunForked, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
-        """Prepares a fork; its first append, which starts with `forked`, creates it."""
-        fold, ledger = self.folds(forked.parent, forked.base)
-        if forked.keep:
-            fold = self._rewound(forked.parent, forked)
-        return self.fork_at(forked, fold, ledger, holder=holder, seconds=seconds)
-
-    def fork_at(
-        self, forked: RunForked, fold: Fold, ledger: Ledger, *, holder: str | None = None, seconds: float = math.inf
-    ) -> RunLog:
-        """The same, with the parent's folds given."""
+    def fork(self, forked: RunForked, fold: Fold, ledger: Ledger) -> RunLog:
+        """Prepares a fork, which shares its parent's log up to its base, from the parent's folds there. Its first
+        append, which starts with `forked`, creates it."""
         parent, base = forked.parent, forked.base
         head = Head(run=forked.run, seq=base, hash=self.hash_at(parent, base), epoch=0, base=base, parent=parent)
-        birth = CreateRun(parent=parent, holder=holder, lease_seconds=seconds)
-        return self._handle(head, fold, ledger, birth=birth, snapshot_at=base)
+        return self._handle(head, fold, ledger, birth=CreateRun(parent=parent), snapshot_at=base)
 
     def open(
         self, run: str, *, holder: str | None = None, seconds: float = math.inf, head: Head | None = None
@@ -276,10 +253,6 @@ class Log:
             return {}
         raise ValueErased(from_text(digest))
 
-    def value(self, run: str, seq: int, name: str, type: Any = Any) -> Any:  # noqa: A002
-        """Returns one value of an event, as its declared type."""
-        return convert(self.data(run, seq)[name], type, at=name)
-
     def hash_at(self, run: str, seq: int) -> bytes:
         """Returns the chain hash at an event, or the genesis at 0."""
         return self.row_at(self.head(run), seq).hash if seq else hashing.genesis(self.store.id, self.owner(run, 0))
@@ -314,7 +287,7 @@ class Log:
             fold = self._fold(head, _place(head, at))
         for seq in keep:
             fold.apply(seq, self.event(run, seq))
-        return State(fold, _Reader(self, head))
+        return State(fold, Reader(self, head))
 
     def settled(self, run: str) -> Fold | None:
         """Returns the last snapshot's fold, read lazily; None if there is no valid one. Its ended steps are final: no
@@ -535,7 +508,9 @@ def _follows(snapshot: Snapshot, opening: Opening) -> bool:
     return first.seq == snapshot.seq + 1 and hashing.link(snapshot.hash, first.body) == first.hash
 
 
-class _Reader(NamedTuple):
+class Reader(NamedTuple):
+    """Reads the events of one run, whose head was read."""
+
     log: Log
     head: Head
 

@@ -244,16 +244,12 @@ class _RunCheck:
 
     def _first(self, seq: int, event: e.Event) -> None:
         """Checks the first own event against its copies in the head."""
-        head = self.head
+        said: tuple[str, str | None, int] | None = None
         if isinstance(event, e.RunStarted):
-            fits = (event.run, None, 0) == (head.run, head.parent, head.base)
-        else:
-            fits = isinstance(event, e.RunForked) and (event.run, event.parent, event.base) == (
-                head.run,
-                head.parent,
-                head.base,
-            )
-        if not fits:
+            said = (event.run, None, 0)
+        if isinstance(event, e.RunForked):
+            said = (event.run, event.parent, event.base)
+        if said != (self.head.run, self.head.parent, self.head.base):
             self.say("heads", "the head does not fit the log's first event", seq)
 
     def _data(self, row: Row, event: e.Event) -> None:

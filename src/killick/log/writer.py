@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 import msgspec
@@ -101,9 +102,12 @@ class RunLog:
         self._fold = fold
         self._ledger = ledger
         self._unfolded: list[tuple[int, Event]] = []
-        self._seq = head.seq
-        self._hash = head.hash
-        self._epoch = head.epoch
+        self.seq = head.seq
+        """The seq of the last submitted event."""
+        self.hash = head.hash
+        """The chain hash there."""
+        self.epoch = head.epoch
+        """The epoch under which this handle appends."""
         self._birth = birth
         self._committer = committer
         self._secret_key = secret_key
@@ -117,7 +121,8 @@ class RunLog:
         self._tail = Tail(head.run)
         self._begun: Ticket | None = None
         self._hold: Hold | None = None
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """Why the handle is closed, if it is."""
         if birth is None:
             self._index()
 
@@ -136,21 +141,6 @@ class RunLog:
         return self._ledger
 
     @property
-    def seq(self) -> int:
-        """The seq of the last submitted event."""
-        return self._seq
-
-    @property
-    def hash(self) -> bytes:
-        """The chain hash there."""
-        return self._hash
-
-    @property
-    def epoch(self) -> int:
-        """The epoch under which this handle appends."""
-        return self._epoch
-
-    @property
     def secret_key(self) -> bytes:
         """The key for digests of secrets, and in an encrypted store for all digests."""
         if self._keys is None or (cipher := self._cipher()) is None:
@@ -160,15 +150,11 @@ class RunLog:
     def _cipher(self) -> Cipher | None:
         return None if self._keys is None or self._key is None else self._keys.cipher(self._key)
 
-    def renew_epoch(self, head: Head) -> None:
-        """Continues under a new lease; the head must be unchanged."""
-        self._epoch = head.epoch
-
     # appending --------------------------------------------------------------------------------
 
     def append(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Head:
         """Appends durably: on return the events are committed."""
-        item = self._build(entries, rights)
+        item = self.built(entries, rights)
         try:
             return self._committer.commit(item)
         except BaseException as error:
@@ -191,7 +177,7 @@ class RunLog:
         held = self._held(entries, rights, waits=True) if self._hold is not None else None
         if held is not None:
             return held
-        item = self._build(entries, rights)
+        item = self.built(entries, rights)
         try:
             self._begun = ticket = self._committer.begin(item)
         except Exception as error:
@@ -224,16 +210,7 @@ class RunLog:
         """Closes the handle. If a write-behind append was refused first, that is the reason."""
         behind = self._tail.last
         first = behind.error if behind is not None and behind.done else None
-        self._failure = self._failure or first or error
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the handle is closed, if it is."""
-        return self._failure
-
-    def built(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Append:
-        """Returns the append for a caller that commits it with others. The handle counts it as submitted."""
-        return self._build(entries, rights)
+        self.failure = self.failure or first or error
 
     def append_behind(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> int:
         """Write-behind: appends without waiting. It commits with the next append, or soon; `barrier` waits for it.
@@ -243,7 +220,7 @@ class RunLog:
         if self._hold is not None and (held := self._held(entries, rights, waits=False)) is not None:
             self._tail.last = held
             return held.item.last[0]
-        start = (self._seq, self._hash, self._epoch)
+        start = (self.seq, self.hash, self.epoch)
         rows, more = self._chain(entries, rights)
         if not more:
             self._committer.add_behind(self._tail, start, rows)
@@ -251,7 +228,7 @@ class RunLog:
             self._tail.last = ticket = Ticket(self._appended(start, rows, more))
             again = "takes" in rights or isinstance(entries[-1].event, RunTaken)
             self._committer.submit(ticket, happens_again=again)
-        return self._seq
+        return self.seq
 
     def barrier(self) -> None:
         """Returns when everything submitted so far is committed, including the appends of others."""
@@ -291,7 +268,7 @@ class RunLog:
         """
         assert self._hold is None, "one transaction of a run at a time"
         self._committer.hold_off(1)
-        self._hold = Hold(Append(run=self.run, after=self._seq, before=self._hash, epoch=self._epoch))
+        self._hold = Hold(Append(run=self.run, after=self.seq, before=self.hash, epoch=self.epoch))
         return self._hold
 
     async def caught_up(self, hold: Hold) -> bool:
@@ -308,19 +285,20 @@ class RunLog:
         """
         encoded = _encoded(entry.event, entry.values, self._secret_key, self._cipher())
         with hold.mutex:
-            if self._hold is not hold or self._failure is not None:
-                raise HandleClosed(self.run, self._failure or GivenUp())
+            if self._hold is not hold or self.failure is not None:
+                given_up = LogError(f"{self.run}: its transaction was given up; nothing of it happened")
+                raise HandleClosed(self.run, self.failure or given_up)
             item = self._last_one(entry.event, encoded)
             *heads, head = transaction.append([*(ticket.item for ticket in hold.tickets), item])
             for result in (*heads, head):
                 if isinstance(result, LogError):
                     raise result
             yield item
-            self._seq, self._hash = item.last
-            self._unfolded.append((self._seq, entry.event))
+            self.seq, self.hash = item.last
+            self._unfolded.append((self.seq, entry.event))
             self._known.update(piece.hash for piece in item.pieces)
             self._indexed = item.index or self._indexed
-            hold.seq = self._seq
+            hold.seq = self.seq
             if self.listener is not None:
                 self.listener.appended((entry,))
             self._let_go()
@@ -333,10 +311,10 @@ class RunLog:
             index = index_of(self._fold.with_one_returned(event.at), seen=self.seen)
         return Append(
             run=self.run,
-            after=self._seq,
-            before=self._hash,
-            epoch=self._epoch,
-            rows=(Row(self._seq + 1, body, data, hashing.link(self._hash, body)),),
+            after=self.seq,
+            before=self.hash,
+            epoch=self.epoch,
+            rows=(Row(self.seq + 1, body, data, hashing.link(self.hash, body)),),
             pieces=tuple({piece.hash: piece for piece in pieces if piece.hash not in self._known}.values()),
             index=None if index == self._indexed else index,
         )
@@ -361,7 +339,7 @@ class RunLog:
             if self._hold is not hold:
                 return None
             future = running_loop().create_future() if waits else None
-            ticket = Ticket(self._build(entries, rights), future)
+            ticket = Ticket(self.built(entries, rights), future)
             hold.tickets.append(ticket)
             return ticket
 
@@ -369,14 +347,15 @@ class RunLog:
 
     def _check(self) -> None:
         behind = self._tail.last
-        if self._failure is None and behind is not None and behind.done:
-            self._failure, self._tail.last = behind.error, None
-        if self._failure is not None:
-            raise HandleClosed(self.run, self._failure) from self._failure
+        if self.failure is None and behind is not None and behind.done:
+            self.failure, self._tail.last = behind.error, None
+        if self.failure is not None:
+            raise HandleClosed(self.run, self.failure) from self.failure
 
-    def _build(self, entries: Sequence[Entry], rights: AppendExtras | None = None) -> Append:
-        """Returns an append, with the pending write-behind events where no part of it could be refused separately."""
-        start = (self._seq, self._hash, self._epoch)
+    def built(self, entries: Sequence[Entry], rights: AppendExtras | None = None) -> Append:
+        """Returns an append, with the pending write-behind events where no part of it could be refused separately. The
+        caller commits it, maybe with others; the handle counts it as submitted."""
+        start = (self.seq, self.hash, self.epoch)
         rows, more = self._chain(entries, rights)
         return self._appended(start, rows, more)
 
@@ -388,20 +367,20 @@ class RunLog:
         elif tail.rows:
             self._committer.detach(tail)
         after, before, _ = start
-        return Append(run=self.run, after=after, before=before, epoch=self._epoch, rows=tuple(rows), **more)
+        return Append(run=self.run, after=after, before=before, epoch=self.epoch, rows=tuple(rows), **more)
 
     def _chain(self, entries: Sequence[Entry], rights: AppendExtras | None) -> tuple[list[Row], dict[str, Any]]:
         """Encodes, chains and queues for folding. A refused value changes nothing, because all are packed first.
 
         Returns the rows, and the other parts of their append; most have none.
         """
-        if self._failure is not None or self._tail.last is not None:
+        if self.failure is not None or self._tail.last is not None:
             self._check()
         if self._keys is not None and self._birth is not None and isinstance(entries[0].event, RunStarted):
             started = self._keys.started(entries[0].event)
             self._key, entries = started.key, (Entry(started, entries[0].values), *entries[1:])
         cipher = self._cipher() if self._keys is not None else None
-        seq, hash_ = self._seq, self._hash
+        seq, hash_ = self.seq, self.hash
         rows: list[Row] = []
         pieces: list[Blob] = []
         numbered: list[tuple[int, Event]] = []
@@ -412,7 +391,7 @@ class RunLog:
             seq += 1
             rows.append(Row(seq, body, data, hash_))
             numbered.append((seq, event))
-        self._seq, self._hash = seq, hash_
+        self.seq, self.hash = seq, hash_
         quiet = not self._fold.facts.waits and self._fold.are_quiet(numbered)
         self._unfolded += numbered
         lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
@@ -425,10 +404,10 @@ class RunLog:
         self, quiet: bool, pieces: Sequence[Blob], rights: AppendExtras | None, numbered: Sequence[tuple[int, Event]]
     ) -> dict[str, Any]:
         """Returns the parts of an append besides its rows; most have none."""
-        more: dict[str, Any] = {**rights} if rights else {}
+        more: dict[str, Any] = {name: part for name, part in (rights or {}).items() if part}
         birth, self._birth = self._birth, None
         if birth is not None:
-            self._epoch = 1 if birth.holder is not None else 0
+            self.epoch = 1 if birth.holder is not None else 0
             more["create"] = birth
         if pieces:
             more["pieces"] = self._unknown(pieces)
@@ -441,7 +420,7 @@ class RunLog:
             ]:
                 more["outbox"] = tuple(tells)
         rewound = not quiet and any(isinstance(event, RunRewound) for _, event in numbered)
-        if rewound or self._seq - self._snapshot_at >= self._snapshot_every:
+        if rewound or self.seq - self._snapshot_at >= self._snapshot_every:
             # A rewind always writes one, so that the ended steps of the last snapshot are final.
             more["snapshot"] = self._snapshot()
         return more
@@ -483,8 +462,8 @@ class RunLog:
         return index
 
     def _snapshot(self) -> Snapshot:
-        self._snapshot_at = self._seq
-        return snapshot_of(self.fold, self.ledger, self._seq, self._hash)
+        self._snapshot_at = self.seq
+        return snapshot_of(self.fold, self.ledger, self.seq, self.hash)
 
 
 def apply_events(fold: Fold | None, ledger: Ledger | None, events: Sequence[tuple[int, Event]], at: int = 0) -> int:
@@ -517,24 +496,15 @@ def apply_events(fold: Fold | None, ledger: Ledger | None, events: Sequence[tupl
     return at
 
 
+@dataclass(slots=True, eq=False)
 class Hold:
     """The held-back appends of a run while a transaction is open in which one of its steps ends."""
 
-    __slots__ = ("fence", "mutex", "seq", "tickets")
-
-    def __init__(self, fence: Append) -> None:
-        self.fence = fence
-        self.mutex = threading.RLock()
-        self.tickets: list[Ticket] = []
-        self.seq: int | None = None
-        """The seq of the step's committed end; None until then."""
-
-
-class GivenUp(Exception):
-    """A transaction ended after it was abandoned."""
-
-    def __init__(self) -> None:
-        super().__init__("its transaction was given up; nothing of it happened")
+    fence: Append
+    mutex: threading.RLock = field(default_factory=threading.RLock)
+    tickets: list[Ticket] = field(default_factory=list[Ticket])
+    seq: int | None = None
+    """The seq of the step's committed end; None until then."""
 
 
 Encoded = tuple[bytes, bytes | None, Sequence[Blob]]

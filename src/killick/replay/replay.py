@@ -28,6 +28,7 @@ from killick.engine.signals import Interrupted
 from killick.errors import BoundaryUnknown, KillickError, NotOnRecord, ReplayDiverged, RunDiverged, RunMismatch
 from killick.history.diff import shown, values
 from killick.log import boundaries
+from killick.log.group_commit import current_loop
 from killick.log.log import Log
 from killick.model import event_codec
 from killick.model import events as e
@@ -340,7 +341,7 @@ class Replay:
         """Stops the replay: the next step of the code raises a signal."""
         self.stopped = reason
         signal = Interrupted(_StoppedAtStep(f"{self.run}: stopped {reason}"))
-        if ex.loop is _running():
+        if ex.loop is current_loop():
             ex.close(signal, cut=True)
         else:
             ex.signal = signal
@@ -407,13 +408,6 @@ def replayed(
     code = AGENTS.get(agent) if isinstance(agent, str) else agent
     found.decrypt(log.store)
     return Replay(found, code, secret_key=found.secret_key or key, asked=asked).outcome(check)
-
-
-def _running() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _json(value: Any) -> Any:

@@ -342,7 +342,7 @@ class _LeasedTrigger:
             tags=(trigger.log, *spec.tags),
             key=None if subject is None else engine.log.key_for(subject, firing.run),
         )
-        return engine.log.begin(firing.run).built(*first_entries(started, agent, _taken(agent, given)))
+        return engine.log.begin(firing.run).built(first_entries(started, agent, _taken(agent, given)))
 
     async def _queue(self, cause: _Cause, *first: Entry) -> None:
         if cause.number:

@@ -263,7 +263,7 @@ class Worker:
             await asyncio.to_thread(self._release_claim, claimed)
             return []
         return [
-            (each, ClaimedRun(each.head, since, self._lease_seconds, each.left, each.left_until_us, patient=True))
+            (each, ClaimedRun(each.head, since, self._lease_seconds, each.left, each.left_until_us, backs_off=True))
             for each in claimed
         ]
 
@@ -344,7 +344,7 @@ class Worker:
         if own is None:
             because = "no other process can import its agent, or open its store"
             log_transition("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
-            return await executor.advance(row.run, claim=claim._replace(patient=False))
+            return await executor.advance(row.run, claim=claim._replace(backs_off=False))
         if (slot := self._slots.get(row.run)) is not None:
             slot.own = own
         log_transition("alone", run=row.run, agent=row.agent)

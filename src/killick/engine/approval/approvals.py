@@ -22,10 +22,10 @@ from killick.engine.approval.contracts_in_force import ApprovalGiven, AskingRule
 from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
 from killick.engine.control.inbox import APPROVE
 from killick.engine.execution import Branch, Execution
-from killick.engine.steps.intention import Intent, claim_text
+from killick.engine.steps.intention import claim_text
 from killick.engine.views import Wait
 from killick.engine.waits.open_wait import Closed, Escalation, Waiter
-from killick.engine.waits.waits import binding, dismiss, raise_if_intervened, until
+from killick.engine.waits.waits import binding, deadline_us, dismiss, raise_if_intervened, until
 from killick.errors import AnswerRefused, DeclarationRefused, Rejected, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -61,7 +61,7 @@ def void(j: PendingVerdict) -> None:
     """Close a question that the current rules no longer ask. Later answers to it do not count."""
     wait = j.ex.log.fold.facts.waits.get(j.step)
     if wait is not None and wait.rule is not None:
-        j.ex.write_behind(Entry(e.WaitClosed(at=j.ex.now_us(), step=j.step, how="voided")))
+        j.ex.write_behind(j.ex.wait_closed(j.step, "voided"))
         dismiss(j.ex, j.step, wait.opened)
 
 
@@ -84,18 +84,16 @@ class ApprovalQuestion:
         try:
             if self.is_cancelled:
                 raise asyncio.CancelledError
-            closed = await until(ex, j.branch, waiter)
+            closed = await until(ex, waiter)
         except asyncio.CancelledError:
             await ex.raise_if_closing()
             ex.refuse(j.branch)
             if ex.is_outside:
                 raise  # the question stays open: the external caller may repeat the call
-            closing = Entry(e.WaitClosed(at=ex.now_us(), step=j.step, how="cancelled"))
-            ended = Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled"))
-            await ex.recorded(ex.write_behind(closing, ended))
+            await ex.recorded(ex.write_behind(ex.wait_closed(j.step, "cancelled"), ex.step_ended(j.step, "cancelled")))
             raise
         if closed.how == "cancelled":
-            ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled")))
+            ex.write_behind(ex.step_ended(j.step, "cancelled"))
             ex.refuse(j.branch)
         if self.failure is not None:
             await ex.recorded(closed.seq)
@@ -141,10 +139,15 @@ class ApprovalQuestion:
         ruling, intent = self.verdict.ruling, self.j.intent
         given = ", ".join(f"{name}={short_value(value)}" for name, value in intent.recording.items())
         call = f"{self.name}({given})"
-        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
-        reason = self.approval.prompt or "; ".join(why) or ruling.message or f"{self.ex.run_id} wants to do this"
+        reason = self._reason or ruling.message or f"{self.ex.run_id} wants to do this"
         because = f" The agent's reason: {intent.policy.because}." if intent.policy.because else ""
         return f"{call}: {reason}.{because} Do it?"
+
+    @property
+    def _reason(self) -> str:
+        """Why it is asked, in the words of the approval or of the rules that require it."""
+        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
+        return self.approval.prompt or "; ".join(why)
 
     @property
     def name(self) -> str:
@@ -161,7 +164,7 @@ class ApprovalQuestion:
             to, timeout = approval.escalate[turn - 1].to, approval.escalate[turn - 1].timeout
         opened = e.WaitOpened(
             at=now, step=j.step, waits_for="answer", name=APPROVE, to=to, need=approval.need, rule=rule, round=turn,
-            deadline=_deadline(now, timeout), digest=self._binding(prompt, rule),
+            deadline=deadline_us(now, timeout), digest=self._binding(prompt, rule),
         )  # fmt: skip
         values: dict[str, Any] = {
             "prompt": prompt,
@@ -177,9 +180,8 @@ class ApprovalQuestion:
             values["schema"] = schema
         if (may := self._may(to)) is not None:
             values["may"] = may
-        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
-        if reason := approval.prompt or "; ".join(why):
-            values["reason"] = reason
+        if self._reason:
+            values["reason"] = self._reason
         return [Entry(opened, values)]
 
     def _may(self, to: Sequence[str]) -> list[str] | None:
@@ -252,8 +254,7 @@ class ApprovalQuestion:
         verdict = j.judge(by=by)
         event = e.StepEdited(
             at=verdict.at, step=j.step, by=by, digest=e.to_text(j.intent.digest),
-            identity=e.to_text(j.intent.identity) if j.intent.identity is not None else None,
-            effect=j.intent.effect, verdict=verdict.event,
+            identity=j.intent.identity_text, effect=j.intent.effect, verdict=verdict.event,
         )  # fmt: skip
         values: dict[str, Any] = {"arguments": j.intent.recording, "changed": changed, **verdict.rests_on}
         if closed.comment:
@@ -262,8 +263,7 @@ class ApprovalQuestion:
             failure = rejection(verdict.ruling, verdict.contract)
             j.intent.restore(before)
             note = f"{by}'s edit was rejected by rule {verdict.ruling.rule!r} ({failure.message}); it stays open"
-            noted = Entry(e.NoteMade(at=ex.now_us(), step=j.step, by="killick"), {"note": note})
-            return [Entry(event, {**values, "failure": failure}), noted, *self._again()]
+            return [Entry(event, {**values, "failure": failure}), ex.noted(note, j.step), *self._again()]
         j.answer = after_edit(j.answer, by, closed.comment, changed)
         if not self._asks_the_same(verdict):
             return [Entry(event, values)]
@@ -297,10 +297,6 @@ def short_value(value: Any) -> str:
     """An argument in a prompt, shortened by itself, so that none hides another."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}… ({len(text)} characters)"
-
-
-def _deadline(now_us: int, timeout: float | None) -> int | None:
-    return None if timeout is None else now_us + round(timeout * 1_000_000)
 
 
 def edited(j: PendingVerdict, value: Any) -> dict[str, Any]:
@@ -424,11 +420,8 @@ def replayed(ex: Execution, branch: Branch, past: Step) -> None:
                 branch.answer = after_approval(branch.answer, event.by, data.get("comment"))
 
 
-async def intend(
-    ex: Execution, branch: Branch, step: e.StepId, past: Step | None, intent: Intent, *, adopts: bool
-) -> None:
+async def intend(judged: PendingVerdict, past: Step | None, *, adopts: bool) -> None:
     """The intention of a step that is no call: judged, and durable before anything is done."""
-    judged = PendingVerdict(ex, branch, step, intent)
     if past is None:
         judged.intended()
     else:
@@ -439,4 +432,4 @@ async def intend(
         *before, (event, values) = judged.written()
         claims = () if adopts else judged.slots
         intended = msgspec.structs.replace(event, claims=tuple(map(claim_text, claims)))
-        await ex.write(*before, Entry(intended, values), **({"claims": claims} if claims else {}))
+        await judged.ex.write(*before, Entry(intended, values), claims=claims)

@@ -14,9 +14,11 @@ from killick.errors import AnswerRefused
 from killick.model.codec import Secret, plain
 
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list, tuple),
     "object": (dict,), "null": (type(None),),
 }  # fmt: skip
+
+_NO_ROOT: Final[Mapping[str, Any]] = {}
 
 ARGUMENT_CHARS: Final = 160
 """How much of one argument is shown, so that a long one hides no other."""
@@ -84,7 +86,7 @@ def checked(wait: Wait, changes: Any) -> dict[str, Any]:
         if names and name not in names:
             raise AnswerRefused(wait.id, f"{name!r} is not an argument of {_tool(wait)}; it has {', '.join(names)}")
         wanted = _property(schema, name)
-        if not _fits(wanted, value, schema):
+        if not fits(wanted, value, schema):
             kind = wanted.get("type") or "value that it takes"
             given = json.dumps(value, default=str)
             raise AnswerRefused(wait.id, f"{name}={given} does not fit; {_tool(wait)} takes {name} as {kind}")
@@ -99,7 +101,7 @@ def misfit(schema: Any, value: Any) -> str | None:
 
 def _misfits(wanted: Mapping[str, Any], value: Any, root: Mapping[str, Any], at: str) -> Iterator[str]:
     wanted = _named(wanted, root)
-    if not _fits(wanted, value, root):
+    if not fits(wanted, value, root):
         kind = wanted.get("enum") or wanted.get("type") or "what is asked for"
         yield f"{at or 'the value'} takes {kind}, not {shown(value, 40)}"
     elif (bound := _beyond(wanted, value)) is not None:
@@ -175,7 +177,7 @@ def _typed(text: str, wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Any
     except ValueError:
         return text
     first, second = (text, parsed) if _named(wanted, root).get("type") == "string" else (parsed, text)
-    return second if not _fits(wanted, first, root) and _fits(wanted, second, root) else first
+    return second if not fits(wanted, first, root) and fits(wanted, second, root) else first
 
 
 def _named(wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -189,12 +191,12 @@ def _named(wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, A
     return found
 
 
-def _fits(wanted: Mapping[str, Any], value: Any, root: Mapping[str, Any]) -> bool:
+def fits(wanted: Mapping[str, Any], value: Any, root: Mapping[str, Any] = _NO_ROOT) -> bool:
     """Whether a value fits a schema, as far as that is certain; the run checks the tool's own types."""
     wanted = _named(wanted, root)
     either: Any = wanted.get("anyOf") or wanted.get("oneOf")
     if isinstance(either, list):
-        return any(_fits(cast("Mapping[str, Any]", each), value, root) for each in either)  # pyright: ignore
+        return any(fits(cast("Mapping[str, Any]", each), value, root) for each in either)  # pyright: ignore
     if "const" in wanted or "enum" in wanted:
         return value in wanted.get("enum", [wanted.get("const")])
     named: Any = wanted.get("type")

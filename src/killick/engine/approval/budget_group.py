@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from killick.contracts.contract import Others
 from killick.contracts.policy_input import own_part, pasts
 from killick.errors import KillickError
-from killick.log.log import Log
+from killick.log.log import Log, Reader
 from killick.model.ledger import BUDGET, Counts, Ledger, Spend
 from killick.store.records import UniqueRight
 
@@ -69,8 +69,7 @@ class Family:
             ledger = self._log.ledger(run)
         except KillickError:
             return known  # a broken run does nothing more
-        reader = _Reader(self._log, run)
-        past = pasts(ledger, reader, self._tools, after=head.base)
+        past = pasts(ledger, Reader(self._log, head), self._tools, after=head.base)
         renewed = self._log.state(run).fold.facts.renewed_as
         below = (*_below(ledger), *((renewed,) if renewed else ()))
         member = self._known[run] = _Member(head.seq, own_part(ledger), below, past)
@@ -104,15 +103,3 @@ def add(to: Counts, more: Counts) -> None:
     for name in Spend.__struct_fields__:
         setattr(to.spend, name, getattr(to.spend, name) + getattr(more.spend, name))
     to.governed += more.governed
-
-
-class _Reader:
-    def __init__(self, log: Log, run: str) -> None:
-        self._log = log
-        self._run = run
-
-    def event(self, seq: int) -> Any:
-        return self._log.event(self._run, seq)
-
-    def data(self, seq: int) -> dict[str, Any]:
-        return dict(self._log.data(self._run, seq))

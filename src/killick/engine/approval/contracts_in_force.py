@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from killick.errors import AgentUnknown, ContractRefused, KillickError
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
+from killick.model.facts import Facts
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.store.records import UniqueRight
@@ -81,15 +83,13 @@ class ApprovalGiven(NamedTuple):
     under: e.Digest | None
 
 
+@dataclass(slots=True)
 class Past:
     """The arguments of a tool's settled calls."""
 
-    __slots__ = ("arguments", "index", "taken_back")
-
-    def __init__(self, taken_back: int) -> None:
-        self.taken_back = taken_back
-        self.index = 0
-        self.arguments: list[Mapping[str, Any]] = []
+    taken_back: int
+    index: int = 0
+    arguments: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
 
 class RunView(Protocol):
@@ -279,26 +279,25 @@ class ContractsInForce:
             for each in rule.terms.values()
             for root in each
         }
-        known = [
-            each
-            for each in self._log.fold.facts.contracts
-            if (each.of, each.digest) == (bound.of, bound.contract.digest)
-        ]
-        if folders and known:
-            return dict(self._engine.log.data(self._log.run, known[0].seq).get("roots") or {})
-        before = bound.of or self._log.fold.facts.follows
-        if folders and before is not None and self._engine.log.store.head(before) is not None:
+        if not folders:
+            return {}
+        log, facts = self._engine.log, self._log.fold.facts
+        records = [(self._log.run, bound.of, facts.contracts)]
+        before = bound.of or facts.follows
+        if before is not None and log.store.head(before) is not None:
             # As they were for the run that it comes from.
-            for each in self._engine.log.state(before).fold.facts.contracts:
-                if each.of is None and each.digest == bound.contract.digest:
-                    return dict(self._engine.log.data(before, each.seq).get("roots") or {})
+            records.append((before, None, log.state(before).fold.facts.contracts))
+        for run, of, contracts in records:
+            for each in contracts:
+                if (each.of, each.digest) == (of, bound.contract.digest):
+                    return dict(log.data(run, each.seq).get("roots") or {})
         return {root: os.path.realpath(root) for root in folders}
 
     def _standing(self, bound: BoundContract, now: int, mine: tuple[int, int], rests_on: dict[str, Any]) -> PolicyInput:
         facts, ledger = self._log.fold.facts, self._log.ledger
         others = None
         family = self._families.get(bound.of)
-        if family is not None and (self._is_shared or bound.of is not None):
+        if family is not None and (self._has_relatives or bound.of is not None):
             others = family.others(ledger)
             rests_on.setdefault("others", {})[bound.of or ""] = others
         done, context, version, seen = facts.done, self._context, facts.context_version, self._seen()
@@ -334,15 +333,15 @@ class ContractsInForce:
         return self._began[of]
 
     @property
-    def _is_shared(self) -> bool:
+    def _has_relatives(self) -> bool:
+        """Whether the run has forks or children, is a fork, or continues another run."""
         facts, ledger = self._log.fold.facts, self._log.ledger
-        alone = facts.forked_from is None and facts.follows is None and not ledger.facts.forks and not ledger.children
-        return not alone
+        return bool(facts.forked_from or facts.follows or ledger.facts.forks or ledger.children)
 
     @property
     def is_shared(self) -> bool:
         """Whether runs with other logs count too."""
-        return bool(self._families) and (self._is_shared or any(of is not None for of in self._families))
+        return bool(self._families) and (self._has_relatives or any(of is not None for of in self._families))
 
     def slots(self, rests_on: Mapping[str, Any]) -> tuple[UniqueRight, ...]:
         """The rights to act next, where runs count together in a budget group. They belong to the read on which the
@@ -408,29 +407,26 @@ def _in_force(engine: Engine, agent: AnyAgent | None, log: RunView) -> list[Boun
         found += [
             BoundContract(_recorded(engine, log.run, bound.seq), None) for bound in facts.contracts if bound.of is None
         ]
-    parent = facts.parent if facts.forked_from is None else _spawner(engine, facts.forked_from)
-    while parent is not None and engine.log.store.head(parent) is not None:
-        above = engine.log.state(parent).fold.facts
+    while (parent := _spawner(engine, facts)) is not None:
+        facts = engine.log.state(parent).fold.facts
         try:
-            contract = AGENTS.get(above.agent).options.contract
+            contract = AGENTS.get(facts.agent).options.contract
             if contract is not None:
                 found.append(BoundContract(contract, parent))
         except AgentUnknown:
             # It is declared elsewhere: its recorded contract applies here, too.
-            own = [bound for bound in above.contracts if bound.of is None]
+            own = [bound for bound in facts.contracts if bound.of is None]
             found += [BoundContract(_recorded(engine, parent, bound.seq), parent) for bound in own]
-        parent = above.parent if above.forked_from is None else _spawner(engine, above.forked_from)
     return found
 
 
-def _spawner(engine: Engine, run: str | None) -> str | None:
-    """Who spawned the run that a fork comes from: its contract holds for the fork, too."""
-    while run is not None and engine.log.store.head(run) is not None:
-        facts = engine.log.state(run).fold.facts
-        if facts.forked_from is None:
-            return facts.parent
-        run = facts.forked_from
-    return None
+def _spawner(engine: Engine, facts: Facts) -> str | None:
+    """The run that spawned a run, or the run that it is a fork of; None without one on record."""
+    while (origin := facts.forked_from) is not None:
+        if engine.store.head(origin) is None:
+            return None
+        facts = engine.log.state(origin).fold.facts
+    return facts.parent if facts.parent is not None and engine.store.head(facts.parent) is not None else None
 
 
 def _recorded(engine: Engine, run: str, seq: int) -> Contract:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec.structs import replace
 
@@ -47,7 +47,6 @@ class PendingVerdict:
         self.is_open = False
         self.slots: tuple[UniqueRight, ...] = ()
         self._judged_at = -1
-        self._seq = 0
 
     def intended(self) -> None:
         """The intention, as it is to be written."""
@@ -55,7 +54,7 @@ class PendingVerdict:
         undoes, undoes_seq = intent.undoes or (None, 0)
         event = e.StepIntended(
             at=self.ex.now_us(), step=self.step, sort=intent.sort, name=intent.name, digest=e.to_text(intent.digest),
-            identity=e.to_text(intent.identity) if intent.identity is not None else None, effect=intent.effect,
+            identity=intent.identity_text, effect=intent.effect,
             undoes=undoes, undoes_seq=undoes_seq, guest=self.branch.guest, within=self.branch.within,
         )  # fmt: skip
         values: dict[str, Any] = {"arguments": intent.recording}
@@ -97,11 +96,6 @@ class PendingVerdict:
         asks = intent.proposed or intent.policy.approve is not None
         return intent.undoes is None and (asks or bool(self.ex.judge.bound))
 
-    @property
-    def asks(self) -> Approval | None:
-        """The approval that the tool itself, or the proposing code, requires."""
-        return approval_of(self.intent)
-
     def judge(self, *, by: str = "agent", adopts: bool = False) -> Verdict:
         """The current verdict. Unwritten entries of the intention are written with it."""
         ex, intent = self.ex, self.intent
@@ -118,7 +112,7 @@ class PendingVerdict:
         agreed = [each for each in self.agreements if each[3:] == (self.bound, judge.mark)] if self.agreements else ()
         is_recorded = intent.shape is None and intent.sort != "model" and not self.unwritten
         verdict = judge.judge(
-            intention, agreements=agreed, asks=self.asks, begun=self.made > 0 or is_recorded,
+            intention, agreements=agreed, asks=approval_of(intent), begun=self.made > 0 or is_recorded,
             is_open=self.is_open or is_recorded, adopts=adopts,
         )  # fmt: skip
         acts = intent.effect not in ("reads", None) or intent.shape is None
@@ -154,8 +148,8 @@ class PendingVerdict:
                 judged = replace(event, at=verdict.at, verdict=verdict.event)
                 self.unwritten[index] = Entry(judged, {**kept, **verdict.rests_on})
 
-    def rejected(self, verdict: Verdict) -> Rejected:
-        """The rejection, put on record: with the intention, or after it where that is there already."""
+    async def reject(self, verdict: Verdict) -> NoReturn:
+        """Record a rejection, with the intention or after it where that is on record already; raise it in its turn."""
         ex, intent = self.ex, self.intent
         name = intended_name(intent.sort, intent.name)
         failure = rejection(verdict.ruling, verdict.contract, name if name != intent.name else None)
@@ -166,15 +160,10 @@ class PendingVerdict:
         else:
             ended = e.StepEnded(at=verdict.at, step=self.step, outcome="failed", verdict=verdict.event)
             entries.append(Entry(ended, {"failure": failure, **verdict.rests_on}))
-        self._seq = ex.write_behind(*entries)
+        seq = ex.write_behind(*entries)
         stop_looping(ex)
-        return Rejected(self.step, intent.name, failure)
-
-    async def reject(self, verdict: Verdict) -> None:
-        """Raise the rejection, when its turn comes."""
-        rejected = self.rejected(verdict)
-        await self.ex.recorded(self._seq)
-        raise rejected
+        await ex.recorded(seq)
+        raise Rejected(self.step, intent.name, failure)
 
 
 def approval_of(intent: Intent) -> Approval | None:

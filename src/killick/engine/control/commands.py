@@ -5,7 +5,6 @@ A command takes effect at the next step boundary; its effects are in `interventi
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -14,8 +13,7 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from killick.definitions.agents import AGENTS
-from killick.engine import renewals
-from killick.engine.approval.contracts_in_force import ContractsInForce, judge_change
+from killick.engine.approval.contracts_in_force import ContractsInForce, RunView, judge_change
 from killick.engine.approval.verdicts import failed, rejection
 from killick.engine.context import Change
 from killick.engine.control import inbox
@@ -26,7 +24,6 @@ from killick.engine.signals import Cancelling, Paused, Rewinding
 from killick.engine.waits import waits
 from killick.engine.waits.open_wait import Closed, Intervened
 from killick.errors import (
-    AgentUnknown,
     AnswerRefused,
     ContextStale,
     EpochStale,
@@ -35,6 +32,7 @@ from killick.errors import (
     RunBusy,
     ValueRefused,
 )
+from killick.log.group_commit import current_loop
 from killick.log.log import Log
 from killick.log.writer import AppendExtras, Entry, RunLog
 from killick.model import events as e
@@ -43,11 +41,11 @@ from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import Store
-from killick.store.records import Delivered, Message
+from killick.store.records import Message
 
 COMMAND_SECONDS: Final = 30.0
 LOOKS: Final = 100
-"""How often a patient caller looks whether the holder took its command: for about two seconds."""
+"""How often a caller looks whether the holder has taken its command: for about two seconds."""
 
 _LOOK_SECONDS: Final = 0.02
 
@@ -114,39 +112,32 @@ def is_taken(store: Store, message: Message) -> bool:
 # sending ------------------------------------------------------------------------------------------
 
 
-def request_cancel(engine: Engine, run: str, *, compensate: bool, by: str | None, because: str | None = None) -> None:
-    """Record a cancellation, through the inbox if another process holds the run. Ignored for a run that is over."""
-    run = renewals.latest(engine.log, run)
-    with contextlib.suppress(AnswerRefused):
-        command(engine, run, {"command": "cancel", "compensate": compensate, "because": because}, by=by)
-
-
 def command(
-    engine: Engine, run: str, body: Body, *, by: str | None, id: str | None = None, patient: bool = False,  # noqa: A002
-    tell: Callable[[], object] = lambda: None,
+    engine: Engine, run: str, body: Body, *, by: str | None, id: str | None = None, awaits_holder: bool = False,  # noqa: A002
+    notify: Callable[[], object] = lambda: None,
 ) -> bool:  # fmt: skip
     """Append a command to a run that no process holds, or deliver it to the holder. True: it is on record.
 
-    With `patient` the caller waits a while for the holder to take it; a refusal there is raised here. `tell` is called
-    while the command is in the inbox.
+    With `awaits_holder` the caller waits a while for the holder to take it; a refusal there is raised here. `notify` is
+    called while the command is in the inbox.
     """
     by = waits.who(by, run)
     sent: Message | None = None
     after = engine.log.head(run).seq
-    if id is not None and body["command"] != "forked":
-        delivered = _delivered(engine, run, body, by=by, id=id)
-        if not delivered.fresh:
-            return is_taken(engine.log.store, delivered.message)
-        sent = delivered.message
-    looks = LOOKS if patient and _may_block() else 0
+    looks = LOOKS if awaits_holder and current_loop() is None else 0  # the holder may need a running loop
 
     def send() -> Message:
-        return _delivered(engine, run, body, by=by, id=id or engine.ids.new("command")).message
+        at_us, name = engine.clock.now_us(), id or engine.ids.new("command")
+        message = inbox.delivery(engine.log, run, inbox.COMMAND, body, id=name, by=by, at_us=at_us)
+        [outcome] = engine.store.deliver([message])
+        if isinstance(outcome, KillickError):
+            raise outcome
+        return outcome.message
 
     while True:
         with (
             contextlib.suppress(HeadMoved, EpochStale),
-            lease_or_send(engine, run, send, sent=sent, looks=looks, notify=tell) as found,
+            lease_or_send(engine, run, send, sent=sent, looks=looks, notify=notify) as found,
         ):
             sent = found.sent
             if found.log is not None:
@@ -159,7 +150,7 @@ def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Messa
     """Carry a command out on a run that is leased for it."""
     fold, at = log.fold, engine.clock.now_us()
     rights: AppendExtras = {} if sent is None else {"takes": (sent.number,)}
-    first = [] if sent is None else [Entry(_message_taken(sent, at))]
+    first = [] if sent is None else [Entry(inbox.message_taken(sent, at))]
     if body["command"] == "forked":
         if body["fork"] not in log.ledger.facts.forks:
             log.append(*entries_of(fold, body, by=by, at=at))  # also to a run that is over: it may be rewound
@@ -167,10 +158,10 @@ def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Messa
     try:
         if fold.facts.ended:
             raise AnswerRefused(log.run, f"the run is over ({fold.facts.status}); {body['command']} does nothing to it")
-        entries = _judged(entries_of(fold, body, by=by, at=at), lambda: _judge(engine, log))
+        entries = _judged(entries_of(fold, body, by=by, at=at), lambda: contracts_of(engine, log))
     except (AnswerRefused, ContextStale) as refused:
         if first:
-            log.append(*first, *_refusal(fold, body, by, at, sent, refused), **rights)
+            log.append(*first, *_refusal(body, by, at, sent, refused), **rights)
         if isinstance(refused, ContextStale):
             raise stale(engine, log.run, refused.saw) from None
         raise
@@ -185,23 +176,6 @@ def _resumption(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
         return []
     reason = body.get("because") or f"{body['command']} of step {body['step']}"
     return [Entry(e.RunResumed(at=at, by=by or "a person"), {"because": reason})]
-
-
-def _delivered(engine: Engine, run: str, body: Body, *, by: str | None, id: str) -> Delivered:  # noqa: A002
-    message = inbox.delivery(engine.log, run, inbox.COMMAND, body, id=id, by=by, at_us=engine.clock.now_us())
-    [outcome] = engine.log.store.deliver([message])
-    if isinstance(outcome, KillickError):
-        raise outcome
-    return outcome
-
-
-def _may_block() -> bool:
-    """Whether the caller may block: not on a running loop, which the run's holder may need."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return True
-    return False
 
 
 def _recorded_outcome(engine: Engine, message: Message, after: int) -> bool:
@@ -287,10 +261,10 @@ class Changed(NamedTuple):
 def receive(ex: Execution, message: Message) -> None:
     """Take a command from the inbox of a held run; it takes effect between steps."""
     body: Body = inbox.body_of(ex.engine.log, message)
-    ex.took.add(message.number)
+    ex.taken.add(message.number)
     if body["command"] == "rewind":
         # It is taken with the event that carries it out, when the code has come to rest.
-        ex.close(Rewinding(message.number, message.id, body["to"], message.by, body.get("because")))
+        ex.close(Rewinding(message, body["to"], body.get("because")))
         return
     fold, at, by = ex.log.fold, ex.now_us(), message.by
     if fold.facts.ended and not ex.is_after_end:
@@ -301,17 +275,13 @@ def receive(ex: Execution, message: Message) -> None:
         if fold.facts.cancelling and body["command"] in ("cancel", "pause"):
             entries = []  # it is being cancelled already
     except (AnswerRefused, ContextStale) as refused:
-        entries = _refusal(fold, body, by, at, message, refused)
-    seq = ex.write_behind(Entry(_message_taken(message, at)), *entries, takes=(message.number,))
+        entries = _refusal(body, by, at, message, refused)
+    seq = ex.write_behind(Entry(inbox.message_taken(message, at)), *entries, takes=(message.number,))
     obey(ex, entries, seq)
 
 
-def _message_taken(message: Message, at: int) -> e.MessageTaken:
-    return e.MessageTaken(at=at, message=message.number, name=message.name, id=message.id, by=message.by)
-
-
 def _refusal(
-    fold: Fold, body: Body, by: str | None, at: int, message: Message | None, refused: AnswerRefused | ContextStale
+    body: Body, by: str | None, at: int, message: Message | None, refused: AnswerRefused | ContextStale
 ) -> list[Entry]:
     """The record of a command that was refused, with the reason."""
     if isinstance(refused, ContextStale):
@@ -347,7 +317,7 @@ def obey(ex: Execution, entries: Sequence[Entry], seq: int) -> None:
             case e.CancelRequested():
                 ex.close(Cancelling(), cut=True)
             case e.ForkMade():
-                ex.left_behind = True
+                ex.has_outside_effects = True
             case e.ContextChanged():
                 ex.context.from_outside(Change(number, event.version, values or {}))
             case e.StepDelayed():
@@ -365,18 +335,15 @@ def obey(ex: Execution, entries: Sequence[Entry], seq: int) -> None:
 # the contract -------------------------------------------------------------------------------------
 
 
-def _judge(engine: Engine, log: RunLog) -> ContractsInForce:
-    """The contracts in force for changes of a run that is leased for a command."""
-    facts = log.fold.facts
-    try:
-        agent = AGENTS.get(facts.agent)
-    except AgentUnknown:
-        agent = None
+def contracts_of(engine: Engine, run: RunView) -> ContractsInForce:
+    """The contracts in force for changes of a run from outside; its agent may not be declared here."""
+    facts = run.fold.facts
+    agent = AGENTS.get(facts.agent) if facts.agent in AGENTS.names() else None
 
     def document() -> Mapping[str, Any]:
-        return engine.log.state(log.run).context.document or {}
+        return engine.log.state(run.run).context.document or {}
 
-    return ContractsInForce(engine, agent, log, document, lambda: facts.context_version)
+    return ContractsInForce(engine, agent, run, document, lambda: facts.context_version)
 
 
 def _judged(entries: list[Entry], judge_of: Callable[[], ContractsInForce], message: int | None = None) -> list[Entry]:

@@ -51,6 +51,11 @@ def body_of(log: Log, message: Message) -> Any:
     return unpack(message.body, log.store.pieces)
 
 
+def message_taken(message: Message, at: int, *, step: e.StepId | None = None) -> e.MessageTaken:
+    """The event of a message that leaves the inbox."""
+    return e.MessageTaken(at=at, message=message.number, name=message.name, id=message.id, step=step, by=message.by)
+
+
 def delivery(
     log: Log, run: str, name: str, body: Any, *, id: str, by: str | None, at_us: int, key_of: str | None = None,  # noqa: A002
 ) -> Delivery:  # fmt: skip

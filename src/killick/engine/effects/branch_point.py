@@ -55,7 +55,7 @@ def cut(
     asked = {wait.step for wait in fold.facts.waits.values() if wait.waits_for in ("answer", "settlement")}
     transitions = {step.id for step in ended.values() if step.sort == "scope" and step.name == "transition"}
     redone = _files_redone(ended, place.seq)
-    stays = {name for name in begun if name in ended and beside(name, own, transitions)}
+    stays = {name for name in begun if name in ended and in_sibling_branch(name, own, transitions)}
     # A step that had been tried at the cut and has an outcome since takes it: a retry would be the same action.
     tried = (step for step in begun.values() if step.attempts and step.id in ended)
     stays |= {step.id for step in tried if ended[step.id].intended == step.intended}
@@ -76,7 +76,7 @@ def cut(
         if seq <= place.seq or seq in place.keep:
             stands = name not in gone and not (name in anew and seq in firsts)
         else:
-            stands = name in stays or (name in ended and beside(str(name), own, transitions))
+            stands = name in stays or (name in ended and in_sibling_branch(str(name), own, transitions))
             stands = stands and not _is_after(str(name), redone)
             # A scope that had not ended is kept open, for the steps in it.
             stands = stands and (ended[str(name)].status in _ENDED or isinstance(event, e.StepIntended))
@@ -103,7 +103,7 @@ def _refuse_compensating(log: Log, fold: Fold, place: RunMoment, run: str) -> No
         raise TimeRefused(run, f"was being undone at {place.label}; choose {first}:before, or an earlier position")
 
 
-def beside(step: e.StepId, own: e.StepId, transitions: Collection[e.StepId] = ()) -> bool:
+def in_sibling_branch(step: e.StepId, own: e.StepId, transitions: Collection[e.StepId] = ()) -> bool:
     """Whether a step is in another branch of a gather than the given one, at any depth.
 
     Below a gather come branches, and below each its steps; below a transition come steps.

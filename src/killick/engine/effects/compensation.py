@@ -7,12 +7,12 @@ from typing import Any
 
 from killick.definitions.policy import Effect, Policy
 from killick.definitions.tools import TOOLS, AnyTool, Shape, Tool
-from killick.engine.effects.reconcile import ask_person, stopped
+from killick.engine.effects.reconcile import ask_person
 from killick.engine.effects.recorded_effects import effect_to_undo
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER
 from killick.engine.steps.intention import Intent
-from killick.engine.steps.pipeline import execute_step
+from killick.engine.steps.pipeline import execute_step, recorded_failure
 from killick.engine.steps.workspace_hook import reverting
 from killick.errors import StepFailed, TimeRefused
 from killick.log.writer import Entry
@@ -86,10 +86,7 @@ async def _undone(ex: Execution, branch: Branch, tool: AnyTool, effect: ledger.E
             await execute_step(ex, branch, intent, step)
         elif past.status != "done":
             data = ex.record.data(past.output) if past.output else {}
-            event = ex.record.event(past.output) if past.output else None
-            failure = stopped(event.by, None) if isinstance(event, e.AttemptSettled) else data.get("failure")
-            recorded = convert(failure, Failure, at="failure") if not isinstance(failure, Failure) else failure
-            raise StepFailed(step, tool.name, recorded)
+            raise StepFailed(step, tool.name, recorded_failure(ex, past, data))
     except StepFailed as failed:
         return await _ask_person(ex, branch, step, tool, effect, failed)
     return True
@@ -158,6 +155,11 @@ def _undone_by_hand(
     return f"step {step}, {effect.tool}, is undone by hand"
 
 
+def out_of_band(ex: Execution) -> Branch:
+    """The branch of the steps that a person takes, apart from those of the agent's code."""
+    return Branch(ex, path=OUT_OF_BAND[:-1], count=len(ex.log.fold.facts.beside))
+
+
 def _again(branch: Branch, step: e.StepId | None) -> e.StepId:
     """A step of an earlier process, or the next number; either way later numbers come after it."""
     if step is None:
@@ -181,14 +183,12 @@ async def _ask_person(
     intended = e.StepIntended(at=ex.now_us(), step=at, sort="wait", name=name)
     before = [] if past is not None else [Entry(intended, {"arguments": {"step": step}})]
     closed = await ask_person(
-        ex, branch, at, "settlement", prompt, intention={"tool": tool.name, "step": step, "key": effect.key},
+        ex, at, "settlement", prompt, intention={"tool": tool.name, "step": step, "key": effect.key},
         verbs=("happened", "stop"), before=before,
     )  # fmt: skip
     if closed.answer["kind"] != "happened":
         return False
-    beside = Branch(ex, path=OUT_OF_BAND[:-1])
-    beside.count = len(ex.log.fold.facts.beside)
-    _undone_by_hand(ex, beside, effect, effect.step, closed.by, closed.comment)
+    _undone_by_hand(ex, out_of_band(ex), effect, effect.step, closed.by, closed.comment)
     return True
 
 

@@ -6,13 +6,13 @@ R17, R18 and R34: a recorded result is adopted, an effect in doubt is reconciled
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
 from msgspec.structs import replace
 
 from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
-from killick.engine.approval.verdicts import failed
+from killick.engine.approval.verdicts import PendingVerdict, failed
 from killick.engine.control.commands import command
 from killick.engine.control.inbox import FORKED, SETTLEMENT_VERBS
 from killick.engine.effects.reconcile import RecordedOutcome, ask_person, reconciled, stopped
@@ -21,7 +21,7 @@ from killick.engine.execution import Branch, Execution
 from killick.engine.replay import short
 from killick.engine.steps.intention import restored
 from killick.engine.steps.step_state import StepState
-from killick.engine.waits.waits import binding, until_time
+from killick.engine.waits.waits import binding
 from killick.errors import KillickError, NotDone, ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -62,13 +62,13 @@ async def earlier(a: StepState) -> RecordedOutcome | None:
     ex, intent = a.ex, a.intent
     if intent.effect in ("reads", None) or intent.sort == "undo":
         return None
-    if ex.left_behind and intent.effect != "workspace":
+    if ex.has_outside_effects and intent.effect != "workspace":
         found = await _adopted(a)
         if found is not None:
             return found
     if intent.policy.repeat == "allow" or a.made:
         return None
-    identity = e.to_text(intent.identity or intent.digest)
+    identity = intent.action
     while a.inflight is None and (first := ex.inflight.get((intent.name, identity))) is not None:
         await _until_over(a, first, identity)
     done = ex.run_tree.stood(intent.name, identity, a.step)
@@ -94,13 +94,13 @@ async def _until_over(a: StepState, first: asyncio.Future[None], identity: e.Dig
 
 async def _may_repeat(a: StepState, effect: ledger.Effect) -> bool:
     prompt = f"{a.intent.name}({short(a.intent.recording)}) was done at step {effect.step} already. Do it again?"
-    return await _agreed(_wanted_step(a), prompt)
+    return await _agreed(a, prompt)
 
 
-async def _agreed(wanted: WantedStep, prompt: str) -> bool:
+async def _agreed(wanted: PendingVerdict, prompt: str) -> bool:
     """Ask a person before acting; the answer to this very question, once given, stays with the step."""
     ex, step = wanted.ex, wanted.step
-    intention = {"tool": wanted.name, "arguments": dict(wanted.recording)}
+    intention = {"tool": wanted.intent.name, "arguments": dict(wanted.intent.recording)}
     shown = through_codec(intention, at="intention", secret_key=ex.log.secret_key)
     bound = binding(ex.log.secret_key, ex.run_id, ex.generation, step, "answer", intention=shown, prompt=prompt)
     asked = None
@@ -110,41 +110,22 @@ async def _agreed(wanted: WantedStep, prompt: str) -> bool:
         elif asked == bound and event.how == "answered":
             return bool(ex.record.data(seq)["answer"]["kind"] == "approve")
     closed = await ask_person(
-        ex, wanted.branch, step, "answer", prompt, intention=intention, verbs=("approve", "reject"),
+        ex, step, "answer", prompt, intention=intention, verbs=("approve", "reject"),
         before=wanted.written(),
     )  # fmt: skip
     if closed.how == "cancelled":
-        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome="cancelled")))
+        ex.write_behind(ex.step_ended(step, "cancelled"))
         ex.refuse(wanted.branch)
     return bool(closed.answer["kind"] == "approve")
 
 
-class WantedStep(NamedTuple):
-    """A step without an attempt: its intention, in the words of the question to a person."""
-
-    ex: Execution
-    branch: Branch
-    step: e.StepId
-    name: str
-    recording: Mapping[str, Any]
-    identity: e.Digest
-    written: Callable[[], list[Entry]] = list
-    """The unwritten events of the intention."""
-
-
-def _wanted_step(a: StepState) -> WantedStep:
-    intent = a.intent
-    identity = e.to_text(intent.identity or intent.digest)
-    return WantedStep(a.ex, a.branch, a.step, intent.name, intent.recording, identity, a.written)
-
-
-async def sent_before(wanted: WantedStep) -> bool:
+async def sent_before(wanted: PendingVerdict) -> bool:
     """Whether a message to another run was sent before, on an abandoned timeline or by another run of the run tree."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
     left = ex.run_tree.adoptable(SENDING, wanted.step)
     for done in left:
-        if done.effect.identity == wanted.identity:
+        if done.effect.identity == wanted.intent.action:
             event = e.StepAdopted(
                 at=ex.now_us(), step=wanted.step, run=done.run, key=done.effect.key, seq=done.effect.started
             )
@@ -156,21 +137,16 @@ async def sent_before(wanted: WantedStep) -> bool:
     return False
 
 
-def is_sent(wanted: WantedStep) -> bool:
-    """Whether a message was sent before, so that it is not sent again."""
-    return any(done.effect.identity == wanted.identity for done in wanted.ex.run_tree.adoptable(SENDING, wanted.step))
-
-
-def spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
+def spawned(wanted: PendingVerdict) -> tuple[str, ledger.Child] | None:
     """The child that was spawned before, and its run, so that it is taken rather than another."""
-    asked, log = digest(dict(wanted.recording), at="input"), wanted.ex.engine.log
-    for run, child in wanted.ex.run_tree.children(wanted.name):
+    asked, log = digest(dict(wanted.intent.recording), at="input"), wanted.ex.engine.log
+    for run, child in wanted.ex.run_tree.children(wanted.intent.name):
         if digest({"input": log.data(run, child.spawned).get("input")}, at="input") == asked:
             return run, child
     return None
 
 
-async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
+async def spawned_before(wanted: PendingVerdict) -> ledger.Child | None:
     """A run of the same agent on the same input, spawned on an abandoned timeline or in the run tree."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
@@ -180,25 +156,21 @@ async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
         ex.run_tree.has_child(child.run)
         # Another run's child does not end with this one.
         return child if run == ex.run_id else replace(child, on_parent_end="abandon")
-    left = ex.run_tree.children(wanted.name)
+    left = ex.run_tree.children(wanted.intent.name)
     await _may_go_on(wanted, [f"{child.run} at step {child.step}" for run, child in left if run == ex.run_id])
     return None
 
 
-def is_left(a: StepState) -> bool:
+def was_done(wanted: PendingVerdict, tool: str) -> bool:
     """Whether the same action was done before, so that it is adopted rather than done again."""
-    intent = a.intent
-    if intent.effect in OWN_ONLY:
-        return False
-    identity = e.to_text(intent.identity or intent.digest)
-    return any(done.effect.identity == identity for done in a.ex.run_tree.adoptable(intent.name, a.step))
+    left, action = wanted.ex.run_tree.adoptable(tool, wanted.step), wanted.intent.action
+    return any(done.effect.identity == action for done in left)
 
 
 async def _adopted(a: StepState) -> RecordedOutcome | None:
     """R18: the recorded result of an effect of the same identity on an abandoned timeline, even if worded otherwise."""
     ex, intent = a.ex, a.intent
-    tree = ex.run_tree
-    identity = e.to_text(intent.identity or intent.digest)
+    tree, identity = ex.run_tree, intent.action
     await _announced(ex, a.branch)
     left = tree.adoptable(intent.name, a.step)
     if tree.is_shared and a.inflight is None:
@@ -227,7 +199,7 @@ async def _adopted(a: StepState) -> RecordedOutcome | None:
         tree.release(done)  # another step may still do it
         return await _adopted(a)
     others = [each for each in left if each.is_of(ex.run_id) and each.effect.identity not in (identity, None)]
-    a.beside = [f"{each.effect.tool} at step {each.effect.step}" for each in others]
+    a.other_effects = [f"{each.effect.tool} at step {each.effect.step}" for each in others]
     a.slot = tree.slot(intent.name, identity)
     return None
 
@@ -241,24 +213,21 @@ def _at_work(ex: Execution, done: RecordedEffect) -> str | None:
 
 async def allowed(a: StepState) -> None:
     """Ask a person about an effect that was not done before, once a step."""
-    if a.ex.left_behind and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
-        await _may_go_on(_wanted_step(a), a.beside)
+    if a.ex.has_outside_effects and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
+        await _may_go_on(a, a.other_effects)
 
 
 async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
     """Wait while another run of the run tree performs the same action; both use its outcome."""
-    ex = a.ex
     a.waited += 1
-    until = ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)
-    because = f"{run} is at {done.effect.tool} (step {done.effect.step}), which counts for both"
-    ex.write_behind(*a.written(), Entry(e.StepDelayed(at=ex.now_us(), step=a.step, until=until, because=because)))
-    await until_time(ex, a.branch, a.step, until)
+    until = a.ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)
+    await a.delay(until, f"{run} is at {done.effect.tool} (step {done.effect.step}), which counts for both")
 
 
-async def _may_go_on(wanted: WantedStep, others: Sequence[str]) -> None:
+async def _may_go_on(wanted: PendingVerdict, others: Sequence[str]) -> None:
     """Whether a new effect needs a person's approval: after a rewind that left similar effects, and in a fork (R34)."""
     ex, mode = wanted.ex, wanted.ex.fork_effects
-    call = f"{wanted.name}({short(wanted.recording)})"
+    call = f"{wanted.intent.name}({short(wanted.intent.recording)})"
     if mode == "none":
         problem = f"{call}: this fork does nothing to the world (effects='none'), and that was not done before"
         await _refused(wanted, Failure.of("killick.EffectRefused", problem))
@@ -274,12 +243,11 @@ async def _may_go_on(wanted: WantedStep, others: Sequence[str]) -> None:
             await _refused(wanted, Failure.of("killick.Rejected", "a person said not to do it in a fork"))
 
 
-async def _refused(wanted: WantedStep, failure: Failure) -> NoReturn:
+async def _refused(wanted: PendingVerdict, failure: Failure) -> NoReturn:
     """The step ends before anything was tried."""
     ex = wanted.ex
-    event = e.StepEnded(at=ex.now_us(), step=wanted.step, outcome="failed")
-    await ex.recorded(ex.write_behind(*wanted.written(), Entry(event, {"failure": failure})))
-    raise failed(wanted.step, wanted.name, failure)
+    await ex.recorded(ex.write_behind(*wanted.written(), ex.step_ended(wanted.step, "failed", failure=failure)))
+    raise failed(wanted.step, wanted.intent.name, failure)
 
 
 async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
@@ -297,12 +265,12 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
     if not isinstance(found, Happened | DidNotHappen):
         prompt = f"{effect.tool}({short(intended)}) was started {why}. Did it happen?"
         closed = await ask_person(
-            a.ex, a.branch, a.step, "settlement", prompt, verbs=SETTLEMENT_VERBS, before=a.written(),
+            a.ex, a.step, "settlement", prompt, verbs=SETTLEMENT_VERBS, before=a.written(),
             intention={"tool": effect.tool, "arguments": intended, "key": effect.key},
         )  # fmt: skip
         verb, by = closed.answer["kind"], closed.by
         if verb == "stop":
-            await _refused(_wanted_step(a), stopped(closed.by, closed.comment))
+            await _refused(a, stopped(closed.by, closed.comment))
         found = Happened(closed.answer.get("value")) if verb == "happened" else DidNotHappen()
     happened = isinstance(found, Happened)
     event = e.AttemptSettled(

@@ -101,14 +101,13 @@ def late_entries(a: StepState, past: Step, value: Any, error: BaseException | No
             at=a.ex.now_us(), step=a.step, attempt=a.made, outcome=outcome, released=tuple(map(claim_text, released))
         )
         values = {"output": value} if error is None else {"failure": describe(error)}
-        return [Entry(event, values)], {"releases": released} if released else {}
+        return [Entry(event, values)], {"releases": released}
     if past.attempts[-1].outcome != "unknown" or (error is not None and not refused):
         return [], {}
     found = Happened(value) if error is None else DidNotHappen()
     closed = e.WaitClosed(at=a.ex.now_us(), step=a.step, how="voided", by="killick")
     waits = [Entry(closed)] if a.step in a.ex.log.fold.facts.waits else []
-    released = _released(a, found)
-    return [*waits, _settlement(a, found, "late result", None)], {"releases": released} if released else {}
+    return [*waits, _settlement(a, found, "late result", None)], {"releases": _released(a, found)}
 
 
 async def reconciled(a: StepState, reconcile: Callable[[Effect], Any], effect: Effect) -> Any:
@@ -128,8 +127,7 @@ async def reconciled(a: StepState, reconcile: Callable[[Effect], Any], effect: E
                 await asyncio.sleep(a.ex.engine.clock.nap_seconds(0.2 * 2**attempt))
                 continue
             a.reconciler_said = f"reconcile failed: {describe(error)}"
-        note = {"note": a.reconciler_said}
-        a.ex.write_behind(*a.written(), Entry(e.NoteMade(at=a.ex.now_us(), step=a.step, by="killick"), note))
+        a.ex.write_behind(*a.written(), a.ex.noted(a.reconciler_said, a.step))
         break
     return Unknown()
 
@@ -165,9 +163,8 @@ def _settled(a: StepState, found: Happened | DidNotHappen, *, by: str) -> Record
     a.is_open = False
     a.granted = isinstance(found, DidNotHappen)
     released = _released(a, found)
-    seq = a.ex.write_behind(_settlement(a, found, by, None), **({"releases": released} if released else {}))
-    a.ex.consuming.difference_update(released)
-    a.holds = a.holds and not released
+    seq = a.ex.write_behind(_settlement(a, found, by, None), releases=released)
+    a.release(released)
     if isinstance(found, DidNotHappen):
         return None
     return RecordedOutcome(seq, restored(a.intent, through_codec(found.result), None, a.step))
@@ -202,16 +199,15 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
         happened = Happened(closed.answer.get("value")) if verb == "happened" else None
         found = DidNotHappen() if verb == "not" else happened
         entry, released = _settlement(a, found, closed.by, closed.comment), _released(a, found)
-        a.holds = a.holds and not released
-        ex.consuming.difference_update(released)
-        return [entry], {"releases": released} if released else {}
+        a.release(released)
+        return [entry], {"releases": released}
 
     def fits(kind: str, value: Any) -> Any:
         return restored(intent, value, None, a.step)
 
     asked = {"tool": intent.name, "arguments": intent.recording, "key": str(a.key), "returns": needs_value(fits)}
     closed = await ask_person(
-        ex, a.branch, a.step, "settlement", prompt, intention=asked, verbs=SETTLEMENT_VERBS, then=then, fits=fits,
+        ex, a.step, "settlement", prompt, intention=asked, verbs=SETTLEMENT_VERBS, then=then, fits=fits,
     )  # fmt: skip
     a.is_open = False
     verb = closed.answer["kind"]
@@ -225,7 +221,7 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
 
 
 async def ask_person(
-    ex: Execution, branch: Branch, step: e.StepId, waits_for: e.WaitFor, prompt: str, *, intention: dict[str, Any],
+    ex: Execution, step: e.StepId, waits_for: e.WaitFor, prompt: str, *, intention: dict[str, Any],
     verbs: tuple[str, ...], before: list[Entry] | None = None, then: Then | None = None,
     fits: Callable[[str, Any], Any] | None = None,
 ) -> Closed:  # fmt: skip
@@ -250,7 +246,7 @@ async def ask_person(
         event: Any = ex.engine.log.event(ex.run_id, at)
         asked, bound = Entry(event, ex.engine.log.data(ex.run_id, at)), event.digest
     waiter = Waiter(step, waits_for, digest=bound, opened=at, then=then, fits=fits, asked=asked)
-    return await until(ex, branch, waiter)
+    return await until(ex, waiter)
 
 
 async def call_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, *, step: e.StepId) -> Any:
@@ -301,8 +297,7 @@ async def _confirmed(ex: Execution, intent: Intent, effect: Effect, value: Any) 
     try:
         seen = bool(await call_hook(ex, intent.policy.confirm, replace(effect, result=value), step=effect.step))
     except Exception as error:
-        note = {"note": f"confirm failed, and counts as no: {describe(error)}"}
-        ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=effect.step, by="killick"), note))
+        ex.write_behind(ex.noted(f"confirm failed, and counts as no: {describe(error)}", effect.step))
         seen = False
     ex.write_behind(Entry(e.EffectConfirmed(at=ex.now_us(), step=effect.step, key=effect.key, confirmed=seen)))
     return seen

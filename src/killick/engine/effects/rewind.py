@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from killick.engine import renewals
-from killick.engine.control.inbox import COMMAND
+from killick.engine.control.inbox import message_taken
 from killick.engine.effects.branch_point import Cut, cut
 from killick.engine.execution import Execution
 from killick.engine.signals import Rewinding
@@ -40,8 +40,7 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
         at=at, cut=found.seq, generation=run.ledger.facts.generation + 1, keep=found.keep, returned=returned, by=by,
         files=run.ledger.files_from(found.seq) if run.ledger.facts.workspace is not None else None,
     )  # fmt: skip
-    rights: dict[str, Any] = {"returns": returned} if returned else {}
-    return Rewind(Entry(event, {"because": because} if because else None), rights, found.label)
+    return Rewind(Entry(event, {"because": because} if because else None), {"returns": returned}, found.label)
 
 
 def refuse_own(agent: str, run: str) -> None:
@@ -65,11 +64,10 @@ def _returned(log: Log, run: str, found: Cut) -> tuple[int, ...]:
 async def record_rewind(ex: Execution, wanted: Rewinding) -> None:
     """Record a rewind that came through the inbox, with its message; or a note that says why it is refused."""
     await ex.barrier()
-    taken = e.MessageTaken(at=ex.now_us(), message=wanted.message, name=COMMAND, id=wanted.id, by=wanted.by)
+    message, by = wanted.message, wanted.message.by
     try:
-        found = rewind(ex.engine.log, ex.log, wanted.to, at=ex.now_us(), by=wanted.by, because=wanted.because)
-        entries, rights = [Entry(taken), found.entry], found.rights
+        found = rewind(ex.engine.log, ex.log, wanted.to, at=ex.now_us(), by=by, because=wanted.because)
+        entry, rights = found.entry, found.rights
     except (BoundaryUnknown, TimeRefused) as refused:
-        note = {"note": f"{wanted.by or 'a person'} wanted the run rewound: {refused.reason}"}
-        entries, rights = [Entry(taken), Entry(e.NoteMade(at=ex.now_us(), by="killick"), note)], {}
-    await ex.write(*entries, **rights, takes=(wanted.message,))
+        entry, rights = ex.noted(f"{by or 'a person'} wanted the run rewound: {refused.reason}"), {}
+    await ex.write(Entry(message_taken(message, ex.now_us())), entry, **rights, takes=(message.number,))

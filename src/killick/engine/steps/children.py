@@ -7,10 +7,10 @@ from typing import Any, Generic, TypeVar
 
 from killick.definitions.agents import AnyAgent
 from killick.engine.approval.approvals import intend
+from killick.engine.approval.verdicts import PendingVerdict
 from killick.engine.context import initial_context
 from killick.engine.divergence import recorded_step, refuse_stopped, replay_outcome
 from killick.engine.effects import dedupe
-from killick.engine.effects.dedupe import WantedStep
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.observers import trace_here
@@ -55,7 +55,7 @@ async def spawn(
     input = agent.checked(through_codec(input, at="input"))  # noqa: A001
     step = branch.number()
     bound = e.to_text(digest({"agent": agent.name, "input": input, "id": id}, at="input", secret_key=ex.log.secret_key))
-    claim = RequestedStep(sort="child", name=agent.name, digest=bound, binding=True)
+    claim = RequestedStep("child", agent.name, digest=bound, binding=True)
     past = await recorded_step(ex, branch, step, claim, {"input": input})
     generation = ex.log.fold.facts.generation
     child = id or f"{ex.run_id}/{step}{f'~{generation}' if generation else ''}"
@@ -65,25 +65,20 @@ async def spawn(
         ex.on_child(spawned.run)
         return Child(run, spawned.run, agent)
     await ex.await_turn()
-    wanted = WantedStep(ex, branch, step, agent.name, {"input": input}, bound)
-    adopts = ex.left_behind and dedupe.spawned(wanted) is not None
-    await intend(ex, branch, step, past, Intent.of("child", agent.name, {"input": input}, bound), adopts=adopts)
+    wanted = PendingVerdict(ex, branch, step, Intent.of("child", agent.name, {"input": input}, bound))
+    await intend(wanted, past, adopts=ex.has_outside_effects and dedupe.spawned(wanted) is not None)
     refuse_stopped(ex, branch, step)
-    facts = ex.log.fold.facts
-    if ex.left_behind and (adopted := await dedupe.spawned_before(wanted)) is not None:
-        event = e.ChildSpawned(at=ex.now_us(), step=step, run=adopted.run, agent=agent.name,
-                               on_parent_end=adopted.on_parent_end)  # fmt: skip
-        await ex.recorded(ex.write_behind(Entry(event, {"input": input})))
-        ex.on_child(adopted.run)
-        return Child(run, adopted.run, agent)
-    started = e.RunStarted(
-        at=ex.now_us(), run=child, agent=agent.name, build=ex.engine.build(agent),
-        priority=facts.priority if priority is None else priority, parent=ex.run_id, parent_step=step,
-        trace=trace_here(),
-    )  # fmt: skip
-    _create(ex, started, agent, input)
-    if ex.left_behind:
-        ex.run_tree.has_child(child)
+    if ex.has_outside_effects and (adopted := await dedupe.spawned_before(wanted)) is not None:
+        child, on_parent_end = adopted.run, adopted.on_parent_end
+    else:
+        started = e.RunStarted(
+            at=ex.now_us(), run=child, agent=agent.name, build=ex.engine.build(agent),
+            priority=ex.log.fold.facts.priority if priority is None else priority, parent=ex.run_id, parent_step=step,
+            trace=trace_here(),
+        )  # fmt: skip
+        _create(ex, started, agent, input)
+        if ex.has_outside_effects:
+            ex.run_tree.has_child(child)
     event = e.ChildSpawned(at=ex.now_us(), step=step, run=child, agent=agent.name, on_parent_end=on_parent_end)
     await ex.recorded(ex.write_behind(Entry(event, {"input": input})))
     ex.on_child(child)

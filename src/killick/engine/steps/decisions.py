@@ -1,18 +1,21 @@
-"""Decisions, plans, notes and context changes: an agent's own records between its calls."""
+"""An agent's own records between its calls: decisions, plans, notes, context changes, and recorded nondeterminism."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from killick.contracts.policy_input import UPDATE
 from killick.engine.approval.contracts_in_force import judge_change
 from killick.engine.approval.verdicts import failed, rejection, stop_looping
-from killick.engine.divergence import recorded_step, replay_outcome
+from killick.engine.divergence import note_drift, recorded_step, replay_outcome
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import RequestedStep
+from killick.engine.waits.questions import EPOCH
 from killick.errors import StepFailed
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -28,7 +31,7 @@ async def decided(
 ) -> Any:  # fmt: skip
     step = branch.number()
     decision = through_codec({"question": question, "options": options, "choice": choice, "because": because})
-    claim = RequestedStep(sort="decision", name="decision")
+    claim = RequestedStep("decision", "decision")
     past = await recorded_step(ex, branch, step, claim, decision, f"decision {question!r}")
     if past is None:
         await ex.await_turn()
@@ -36,7 +39,7 @@ async def decided(
         return choice if isinstance(choice, str | int | float | bool | None) else _as(choice, decision["choice"])
     recorded = ex.record.data(past.output)
     if recorded != decision:
-        _drift(ex, step, recorded, decision)
+        note_drift(ex, step, e.to_text(digest(decision, secret_key=ex.log.secret_key)), recorded, decision)
     await replay_outcome(ex, branch, past)
     return _as(choice, recorded["choice"])
 
@@ -44,14 +47,6 @@ async def decided(
 def _as(like: Any, value: Any) -> Any:
     """A recorded choice as the type that the code's own one has."""
     return value if type(like) in (dict, list, tuple, type(None)) else convert(value, type(like), at="choice")
-
-
-def _drift(ex: Execution, step: e.StepId, recorded: Any, found: Any) -> None:
-    text = e.to_text(digest(found, secret_key=ex.log.secret_key))
-    noted = ex.record.of(step, e.StepDrifted)
-    if not noted or noted[-1][1].digest != text:
-        event = e.StepDrifted(at=ex.now_us(), step=step, digest=text)
-        ex.write_behind(Entry(event, {"recorded": recorded, "found": found}))
 
 
 async def plan(ex: Execution, branch: Branch, stages: tuple[str, ...]) -> None:
@@ -101,3 +96,42 @@ async def update(ex: Execution, branch: Branch, changes: Mapping[str, Any]) -> N
 
 def _refused(branch: Branch, data: Mapping[str, Any]) -> StepFailed:
     return failed(branch.position, UPDATE, convert(data["failure"], Failure, at="failure"))
+
+
+# recorded nondeterminism: drawn once, and replayed -------------------------------------------------
+
+
+def _drawn(ex: Execution, branch: Branch, name: str, draw: Callable[[], Any]) -> Any:
+    seq = ex.record.take(branch.position, "fact.drawn", name)
+    if seq is not None:
+        return ex.record.data(seq)["value"]
+    value = draw()
+    ex.write_behind(Entry(e.FactDrawn(at=ex.now_us(), name=name, step=branch.position), {"value": value}))
+    return value
+
+
+def now(ex: Execution, branch: Branch) -> datetime:
+    us: int = _drawn(ex, branch, "now", ex.now_us)
+    return EPOCH + timedelta(microseconds=us)
+
+
+def uuid(ex: Execution, branch: Branch) -> UUID:
+    drawn: UUID = _drawn(ex, branch, "uuid", lambda: UUID(bytes=ex.engine.ids.key()[:16], version=4))
+    return drawn
+
+
+def random(ex: Execution, branch: Branch) -> float:
+    drawn: float = _drawn(ex, branch, "random", ex.engine.ids.fraction)
+    return drawn
+
+
+def patched(ex: Execution, branch: Branch, name: str) -> bool:
+    """The first answer counts for the whole run: code before and after must agree on which way it went."""
+    known = ex.patches.get(name)
+    if known is None:
+        marked = ex.record.take(branch.position, "fact.drawn", f"patched:{name}") is not None
+        if not marked and not ex.record.has_more(branch.path, branch.count):
+            ex.write_behind(Entry(e.FactDrawn(at=ex.now_us(), name=f"patched:{name}", step=branch.position)))
+            marked = True
+        known = ex.patches[name] = marked
+    return known

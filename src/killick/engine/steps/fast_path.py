@@ -43,7 +43,7 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             is_fast = False
         if (
             not is_fast
-            or ex.left_behind
+            or ex.has_outside_effects
             or (
                 ex.judge.bound
                 and (verdict := ex.judge.accepts(tool.name, effect, arguments, str(branch.count + 1))) is None
@@ -86,7 +86,7 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             applied = await (touch() if stand_in is None else stand_in.apply(made.intent(), place, touch))
         finally:
             if live is not None:
-                ex.engine.live.end(live)
+                live.end()
             branch.inner = None
             ex.inner_waits.close(inner)
             ex.attempts -= 1

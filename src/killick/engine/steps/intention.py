@@ -132,17 +132,21 @@ class Intent:
             self.recording = self.given = {**self.given, "model": model}
 
     @property
+    def action(self) -> e.Digest:
+        """The digest by which two calls of a tool are the same action."""
+        return e.to_text(self.identity or self.digest)
+
+    @property
+    def identity_text(self) -> e.Digest | None:
+        return None if self.identity is None else e.to_text(self.identity)
+
+    @property
     def retry(self) -> Retry:
         return self.policy.retry or (ONCE if self.effect == "at_most_once" else DEFAULT_RETRY)
 
     def asked(self) -> RequestedStep:
-        return RequestedStep(
-            sort=self.sort,
-            name=self.name,
-            digest=e.to_text(self.digest),
-            identity=e.to_text(self.identity) if self.identity is not None else None,
-            binding=self.effect not in ("reads", None),
-        )
+        binding = self.effect not in ("reads", None)
+        return RequestedStep(self.sort, self.name, e.to_text(self.digest), self.identity_text, binding)
 
 
 def claim_text(claim: UniqueRight) -> str:

@@ -1,4 +1,4 @@
-"""Calls of this process that may still have effects, by run: threads, child processes, coroutines.
+"""Calls of this process that may still have effects, by run: threads, child processes, coroutines. Also the threads.
 
 A release of a lease, a settlement and a compensation check here first. Knows no store.
 """
@@ -11,7 +11,9 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from killick.fork_safety import end_child
@@ -26,35 +28,46 @@ Late = Callable[[Any, BaseException | None], object]
 """Records the outcome of a call whose execution is gone: its result, or its error."""
 
 
+@dataclass(slots=True, eq=False)
 class LiveCall:
     """One call, from before it begins until it can have no more effects."""
 
-    __slots__ = ("_calls", "is_over", "is_resting", "late", "run", "step", "tool", "work")
-
-    def __init__(self, calls: LiveCalls, run: str, step: StepId, tool: str, late: Late | None) -> None:
-        self._calls = calls
-        self.run = run
-        self.step = step
-        self.tool = tool
-        self.late = late
-        self.work: Work | None = None
-        self.is_over = False
-        self.is_resting = False
+    _calls: LiveCalls
+    run: str
+    step: StepId
+    tool: str
+    late: Late | None
+    work: Work | None = None
+    is_over: bool = False
+    is_idle: bool = False
 
     def __str__(self) -> str:
         return f"{self.tool} at step {self.step}"
 
     def end(self) -> None:
-        """It is over. From any thread."""
-        self._calls.end(self)
+        """It is over, from any thread. After the last one of its run the callbacks run, in this thread."""
+        with self._calls.mutex:
+            if self.is_over:
+                return
+            self.is_over = True
+            if self.is_idle:
+                return
+        self._calls.remove(self)
 
     def mark_idle(self) -> None:
         """Its code awaits steps of the same run, and touches nothing until one of them is over."""
-        self._calls.mark_idle(self)
+        with self._calls.mutex:
+            if self.is_over or self.is_idle:
+                return
+            self.is_idle = True
+        self._calls.remove(self)
 
     def mark_running(self) -> None:
         """Mark its code as running again."""
-        self._calls.mark_running(self)
+        with self._calls.mutex:
+            if self.is_idle and not self.is_over:
+                self.is_idle = False
+                self._calls.add(self)
 
     def record_late(self) -> None:
         """Record its outcome, where its thread ended after its execution."""
@@ -67,8 +80,8 @@ class LiveCalls:
     """The running calls by run, and the callbacks for the end of the last one of a run."""
 
     def __init__(self) -> None:
-        self._mutex = threading.RLock()
-        self._changed = threading.Condition(self._mutex)
+        self.mutex = threading.RLock()
+        self._changed = threading.Condition(self.mutex)
         self._calls: dict[str, list[LiveCall]] = {}
         self._then: dict[str | None, list[Callable[[], object]]] = {}
         self._works: dict[tuple[str, StepId], Work] = {}
@@ -78,37 +91,17 @@ class LiveCalls:
     def begin(self, run: str, step: StepId, tool: str, late: Late | None = None) -> LiveCall:
         """A call that is about to begin."""
         call = LiveCall(self, run, step, tool, late)
-        with self._mutex:
-            self._calls.setdefault(run, []).append(call)
+        self.add(call)
         return call
 
-    def end(self, call: LiveCall) -> None:
-        """End a call. After the last one of its run the callbacks run, in this thread."""
-        with self._mutex:
-            if call.is_over:
-                return
-            call.is_over = True
-            if call.is_resting:
-                return
-        self._leave(call)
+    def add(self, call: LiveCall) -> None:
+        """Count a call as running."""
+        with self.mutex:
+            self._calls.setdefault(call.run, []).append(call)
 
-    def mark_idle(self, call: LiveCall) -> None:
-        """Mark a call as idle: it awaits steps of the same run and touches nothing else."""
-        with self._mutex:
-            if call.is_over or call.is_resting:
-                return
-            call.is_resting = True
-        self._leave(call)
-
-    def mark_running(self, call: LiveCall) -> None:
-        """Mark a resting call as running again."""
-        with self._mutex:
-            if call.is_resting and not call.is_over:
-                call.is_resting = False
-                self._calls.setdefault(call.run, []).append(call)
-
-    def _leave(self, call: LiveCall) -> None:
-        with self._mutex:
+    def remove(self, call: LiveCall) -> None:
+        """Count a call as running no longer. After the last one of its run the callbacks run, in this thread."""
+        with self.mutex:
             calls = self._calls[call.run]
             calls.remove(call)
             if not calls:
@@ -121,7 +114,7 @@ class LiveCalls:
             for do in then:
                 do()
         finally:
-            with self._mutex:
+            with self.mutex:
                 self._ending -= 1
                 then = self._then.pop(None, []) if not self._calls and not self._ending else []
                 self._changed.notify_all()
@@ -130,13 +123,13 @@ class LiveCalls:
 
     def of(self, run: str | None = None, step: StepId | None = None) -> Sequence[LiveCall]:
         """The calls of a run that live, or of all; of one step, where it is named."""
-        with self._mutex:
+        with self.mutex:
             found = self._calls.values() if run is None else (self._calls.get(run, ()),)
             return [call for calls in found for call in calls if step is None or call.step == step]
 
     def then(self, run: str | None, do: Callable[[], object]) -> None:
         """Call back when no call of a run, or of any, is running: at once, or in the thread that ends the last one."""
-        with self._mutex:
+        with self.mutex:
             waits = run in self._calls if run is not None else bool(self._calls or self._ending)
             if waits:
                 self._then.setdefault(run, []).append(do)
@@ -145,7 +138,7 @@ class LiveCalls:
 
     def wait(self, seconds: float) -> bool:
         """Block until no call lives. False: the time was up first."""
-        with self._mutex:
+        with self.mutex:
             self._waiting += 1
             try:
                 return self._changed.wait_for(lambda: not self._calls and not self._ending, seconds)
@@ -239,3 +232,50 @@ class Work:
 
 def _nothing() -> None:
     pass
+
+
+_KEPT: Final = 32
+"""Idle threads that are kept for the next call."""
+
+
+class Threads:
+    """As many threads as there are blocking calls at once."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._mutex = threading.Lock()
+        self._idle = 0
+        self._closed = False
+
+    def start(self, call: Callable[[], Any], context: Context, live: LiveCall | None = None) -> Work:
+        """Begin a blocking call; its outcome comes to the running loop. A live call is over when its thread is."""
+        work = Work(asyncio.get_running_loop(), context, call, live)
+        with self._mutex:
+            spare = self._idle > 0
+            self._idle -= spare
+        try:
+            if not spare:
+                threading.Thread(target=self._serve, name="killick-tool", daemon=True).start()
+        except BaseException:
+            if live is not None:
+                live.end()  # there is no room for a thread: nothing began
+            raise
+        self._queue.put(work)
+        return work
+
+    def close(self) -> None:
+        """Let the idle threads go."""
+        with self._mutex:
+            self._closed = True
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._queue.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work.run()
+            del work
+            with self._mutex:
+                if self._closed or self._idle >= _KEPT:
+                    return
+                self._idle += 1

@@ -450,7 +450,7 @@ def _joined_lists(old: Iterable[Any], new: Iterable[Any]) -> list[Any]:
 
 # Clients ------------------------------------------------------------------------------------------
 
-_patient: Final[WeakKeyDictionary[Any, tuple[Any, Any]]] = WeakKeyDictionary()
+_unretried: Final[WeakKeyDictionary[Any, tuple[Any, Any]]] = WeakKeyDictionary()
 """For each client its copy without retries, and the original."""
 
 
@@ -469,9 +469,9 @@ def without_sdk_retries(fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn
     # People may give their client a new key or address while it is in use.
     facts = [getattr(client, name, None) for name in ("api_key", "auth_token", "base_url", "timeout")]
-    seen, copy = _patient.get(client, (None, None))
+    seen, copy = _unretried.get(client, (None, None))
     if seen != facts:
         copy = client.with_options(max_retries=0)
-        _patient[client] = facts, copy
+        _unretried[client] = facts, copy
     method: Callable[..., Any] = getattr(resource.__class__(copy), fn.__name__)
     return method

@@ -64,7 +64,7 @@ async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) ->
     """The recorded outcome of a step that is over, in its recorded order."""
     approvals.replayed(ex, branch, past)
     data = ex.record.data(past.output) if past.output else {}
-    failure = _failure_of(ex, past, data)
+    failure = recorded_failure(ex, past, data)
     await ex.await_turn(past.ended)
     if past.status != "done" and failure is not None and failure.kind == "cancelled":
         if branch.stopped is None and not ex.is_outside:
@@ -81,7 +81,8 @@ async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) ->
     raise failed(past.id, past.name, failure)
 
 
-def _failure_of(ex: Execution, past: Step, data: Mapping[str, Any]) -> Failure | None:
+def recorded_failure(ex: Execution, past: Step, data: Mapping[str, Any]) -> Failure | None:
+    """The failure with which a step ended; None for one that is done."""
     if past.status == "done":
         return None
     if past.status == "cancelled":

@@ -32,8 +32,9 @@ from killick.engine.steps.live_calls import LiveCall, Work
 from killick.engine.steps.model_reply import reasoning_of, reply_kind, usage_of, wire
 from killick.engine.steps.step_state import SAFE, StepState
 from killick.engine.steps.transaction import Transacting
-from killick.engine.waits.waits import raise_if_intervened, until_time
+from killick.engine.waits.waits import deadline_us, raise_if_intervened, until_time
 from killick.errors import AlreadyClaimed, LeaseLost, NotDone, StepFailed, StillRunning, TransactionEnded, ValueRefused
+from killick.log.group_commit import current_loop
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import through_codec
@@ -106,12 +107,13 @@ class StepExecution(StepState):
         looked = not self.made
         judged = self.concerns_rules
         if judged and not self.made:
-            await approvals.agreed(self, adopts=ex.left_behind and dedupe.is_left(self))
-            if ex.left_behind and self.unwritten:
+            is_shared = ex.has_outside_effects and self.intent.effect not in dedupe.OWN_ONLY
+            await approvals.agreed(self, adopts=is_shared and dedupe.was_done(self, self.intent.name))
+            if ex.has_outside_effects and self.unwritten:
                 ex.write_behind(*self.written())  # the lookup of earlier effects may take a while
         elif self.past is not None and not self.made:
             approvals.void(self)
-        if not self.made and (ex.left_behind or policy.repeat != "allow" or self.intent.claims):
+        if not self.made and (ex.has_outside_effects or policy.repeat != "allow" or self.intent.claims):
             found = await self._done_before()
             if found is not None:
                 return found.value
@@ -119,9 +121,7 @@ class StepExecution(StepState):
         if self.is_open and acts and ex.touch_after_us > ex.now_us() and self.step not in ex.log.fold.facts.waits:
             # The previous holder may only be frozen: its attempt gets a grace period. An open question about the step
             # shows that the period is over.
-            until, because = ex.touch_after_us, "the last holder may still be at it"
-            ex.write_behind(Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because)))
-            await until_time(ex, self.branch, self.step, until)
+            await self.delay(ex.touch_after_us, "the last holder may still be at it")
             self.until_us = 0
         if self.intent.undoes is not None:
             await self._until_over(self.intent.undoes[0])
@@ -149,7 +149,7 @@ class StepExecution(StepState):
                 # The next attempt may not begin before the thread of this one ends, which may still bring a result.
                 late_one = await self.waited_on(work)
                 applied = late_one if late_one.error is None else applied
-            if self.is_left and not isinstance(applied.error, (asyncio.CancelledError, *self.intent.bubbles)):
+            if self.waits_inside and not isinstance(applied.error, (asyncio.CancelledError, *self.intent.bubbles)):
                 await self._rest_inside()
             elif applied.error is None:
                 ended = applied.ended or self._returned(applied.value)
@@ -176,13 +176,13 @@ class StepExecution(StepState):
         self.granted = False
         if self.until_us:
             looked = False
-            await until_time(ex, self.branch, self.step, self.until_us)
+            await until_time(ex, self.step, self.until_us)
         if policy.limits and await self._tokens():
             looked = False
         late = await self._outlived(work)
         if late is not None:
             return late._replace(value=await self._ended(late.seq, late.value))
-        if ex.left_behind and not looked and not self.is_open:
+        if ex.has_outside_effects and not looked and not self.is_open:
             # Meanwhile another run of the lineage may have done it.
             found = await self._done_before()
             if found is not None:
@@ -196,7 +196,7 @@ class StepExecution(StepState):
 
     async def _done_before(self) -> reconcile.RecordedOutcome | None:
         """The outcome of the action if it was done before; raises where it may not be done now."""
-        if self.ex.left_behind or (self.intent.policy.repeat != "allow" and not self.made):
+        if self.ex.has_outside_effects or (self.intent.policy.repeat != "allow" and not self.made):
             found = await dedupe.earlier(self)
             if found is not None:
                 await self.ex.recorded(found.seq)
@@ -211,17 +211,13 @@ class StepExecution(StepState):
         while True:
             if self.counted >= self.allowed:
                 return await self._give_up()
-            await until_time(self.ex, self.branch, self.step, self.until_us)
+            await until_time(self.ex, self.step, self.until_us)
             if self.concerns_rules and not self.is_open and not self.is_judged:
                 await approvals.agreed(self)
             applied = await self._attempt()
             if applied.error is None:
                 return applied.value
             await self._raised(applied)
-
-    def note_failed(self, failure: Failure) -> None:
-        """Fail a stream that broke off. It is not retried, since its first chunks were seen."""
-        self._note_failed(failure, "unknown", None)
 
     async def _ended(self, seq: int, value: Any) -> Any:
         ex = self.ex
@@ -236,14 +232,13 @@ class StepExecution(StepState):
         return value
 
     async def _end_cancelled(self) -> None:
-        event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")
-        await self.ex.recorded(self.ex.write_behind(*self.written(), Entry(event)))
+        await self.ex.recorded(self.ex.write_behind(*self.written(), self.ex.step_ended(self.step, "cancelled")))
         raise asyncio.CancelledError
 
     def stopped(self) -> None:
         """A sibling ended while this step waited for its next attempt: it makes none any more."""
         if not self.unwritten and self.ex.signal is None and self.step in self.ex.log.fold.facts.pending:
-            self.ex.write_behind(Entry(e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")))
+            self.ex.write_behind(self.ex.step_ended(self.step, "cancelled"))
 
     async def _refuse_consumed(self) -> None:
         """Fail a step whose unique right was consumed before, without any call."""
@@ -316,15 +311,14 @@ class StepExecution(StepState):
         self.holds = bool(intent.claims)
         started = e.AttemptStarted(
             at=now, step=self.step, attempt=self.made, key=self.key, epoch=ex.log.epoch,
-            deadline=None if timeout is None else now + round(timeout * 1_000_000),
-            claims=tuple(map(claim_text, claims)), action=self._action(),
+            deadline=deadline_us(now, timeout), claims=tuple(map(claim_text, claims)), action=self._action(),
         )  # fmt: skip
         entries = self.written_with(started)
         first = ex.is_first_live()
         if intent.effect in ("reads", None) and not first:
             ex.write_behind(*entries)
         else:
-            written = await ex.write(*entries, **({"claims": claims} if claims else {}))
+            written = await ex.write(*entries, claims=claims)
             self.started = written.seq
             if written.cancelled:
                 return Applied(error=Untouched())
@@ -359,7 +353,7 @@ class StepExecution(StepState):
                 raise ex.signal
 
     def _note_inner(self, inner: InnerSteps) -> None:
-        self.is_left = inner.is_refused or not inner.waits.isdisjoint(self.ex.log.fold.facts.pending)
+        self.waits_inside = inner.is_refused or not inner.waits.isdisjoint(self.ex.log.fold.facts.pending)
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
@@ -408,7 +402,7 @@ class StepExecution(StepState):
         ex.engine.live.remember(ex.run_id, self.step, work)
         applied = await waited_for(work, timeout)
         if live is not None and isinstance(applied.error, asyncio.CancelledError) and await ex.is_closing():
-            applied = await outlasted(work, ex.patience_seconds)
+            applied = await outlasted(work, ex.thread_seconds)
         if isinstance(applied.error, _TooLate):
             raise ex.interrupted(LeaseLost(ex.run_id))
         return applied
@@ -441,7 +435,7 @@ class StepExecution(StepState):
         entry = Entry(
             e.AttemptProgressed(at=self.ex.now_us(), step=self.step, attempt=self.made), {"progress": self.progress}
         )
-        if loop is _running_loop():
+        if loop is current_loop():
             self.ex.write_behind(entry)
         else:
             loop.call_soon_threadsafe(self._tell_progress, entry)
@@ -471,7 +465,7 @@ class StepExecution(StepState):
             self._files_ended()
             return seq, seen
         except ValueRefused as refused:
-            self._note_failed(describe(refused), "unknown", None)
+            self.note_failed(describe(refused), "unknown", None)
             self.counted = self.allowed
             if intent.effect in SAFE:
                 raise StepFailed(self.step, intent.name, self.failure) from refused
@@ -490,7 +484,7 @@ class StepExecution(StepState):
 
     def _note_left(self) -> None:
         again = self.ex.now_us() if self.intent.effect in SAFE else None
-        self._note_failed(reconcile.left_failure(self.ex.log.fold.inside(self.step)), "unknown", again, limited=True)
+        self.note_failed(reconcile.left_failure(self.ex.log.fold.inside(self.step)), "unknown", again, limited=True)
 
     async def _raised(self, applied: Applied) -> None:
         """Record a failure, and decide: again later, in doubt, or over."""
@@ -503,12 +497,12 @@ class StepExecution(StepState):
         # An external caller may repeat the call, which then continues from here.
         given_up = ex.now_us() if ex.is_outside else None
         if isinstance(error, Untouched):
-            seq = self._note_failed(CANCELLED, "refused", given_up, limited=ex.is_outside)
+            seq = self.note_failed(CANCELLED, "refused", given_up, limited=ex.is_outside)
             ex.refuse(self.branch)
             await ex.recorded(seq)
             raise asyncio.CancelledError
         if isinstance(error, intent.bubbles):
-            await ex.recorded(self._note_failed(describe(error), "refused", ex.now_us(), limited=True))
+            await ex.recorded(self.note_failed(describe(error), "refused", ex.now_us(), limited=True))
             raise error
         cancelled = isinstance(error, asyncio.CancelledError) and not applied.timed_out
         if isinstance(error, IsolatedError):
@@ -529,7 +523,7 @@ class StepExecution(StepState):
         else:
             retry_at, stops = self._retry_at(error, limited, outcome, nothing_happened=nothing_happened)
         is_free = limited is not None or (cancelled and retry_at is not None)
-        seq = self._note_failed(failure, outcome, retry_at, limited=is_free, not_retried=stops)
+        seq = self.note_failed(failure, outcome, retry_at, limited=is_free, not_retried=stops)
         self._leave()
         if cancelled:
             ex.refuse(self.branch)
@@ -576,10 +570,3 @@ class StepExecution(StepState):
         entries, rights = reconcile.late_entries(self, past, value, error)
         if entries:
             log.append(*entries, **rights)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

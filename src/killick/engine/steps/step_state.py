@@ -54,12 +54,12 @@ class StepState(PendingVerdict):
         self.slot: UniqueRight | None = None
         self.forks: tuple[str, ...] = ()
         """The forks of the run at the last deduplication."""
-        self.beside: list[str] = []
+        self.other_effects: list[str] = []
         self.waited = 0
         self.began_us = self.started = 0
         self.inflight: tuple[str, e.Digest] | None = None
         self.hold: Hold | None = None
-        self.is_left = False
+        self.waits_inside = False
         """Whether inner steps of the last attempt wait, or were refused."""
 
     def begins(self, tool: str, identity: e.Digest) -> None:
@@ -100,11 +100,16 @@ class StepState(PendingVerdict):
                 return False
         return bool(self.intent.claims) and self.key is not None
 
+    def release(self, rights: tuple[UniqueRight, ...]) -> None:
+        """Note that consumed rights were returned."""
+        self.ex.consuming.difference_update(rights)
+        self.holds = self.holds and not rights
+
     def _files_ended(self) -> None:
         if self.ex.files is not None and self.intent.sort == "tool":
             self.ex.files.ended()
 
-    def _note_failed(
+    def note_failed(
         self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False,
         not_retried: e.NotRetried | None = None,
     ) -> int:  # fmt: skip
@@ -115,9 +120,8 @@ class StepState(PendingVerdict):
             released=tuple(map(claim_text, released)), not_retried=not_retried,
         )  # fmt: skip
         values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
-        seq = ex.write_behind(Entry(event, values), **({"releases": released} if released else {}))
-        ex.consuming.difference_update(released)
-        self.holds = self.holds and not released
+        seq = ex.write_behind(Entry(event, values), releases=released)
+        self.release(released)
         self.failure = failure
         self.until_us = retry_at or 0
         self.is_open = outcome == "unknown"
@@ -126,11 +130,15 @@ class StepState(PendingVerdict):
 
     async def _give_up(self) -> Any:
         """No attempt is left, or none may be made: the step fails with the known failure."""
-        failure = self.failure
-        event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="failed")
-        seq = self.ex.write_behind(*self.written(), Entry(event, {"failure": failure}))
-        await self.ex.recorded(seq)
-        raise StepFailed(self.step, self.intent.name, failure)
+        ended = self.ex.step_ended(self.step, "failed", failure=self.failure)
+        await self.ex.recorded(self.ex.write_behind(*self.written(), ended))
+        raise StepFailed(self.step, self.intent.name, self.failure)
+
+    async def delay(self, until_us: int, because: str) -> None:
+        """Record a delay of the step, and wait until it is over."""
+        delayed = e.StepDelayed(at=self.ex.now_us(), step=self.step, until=until_us, because=because)
+        self.ex.write_behind(*self.written(), Entry(delayed))
+        await until_time(self.ex, self.step, until_us)
 
     async def _tokens(self) -> bool:
         """Wait for the declared rate limits, which is no attempt. True: it had to wait."""
@@ -148,11 +156,7 @@ class StepState(PendingVerdict):
                 problem = f"no turn within {intent.policy.patience:g} s by its own limits"
                 self.failure = describe(RateLimited(problem))
                 await self._give_up()
-            because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
-            ex.write_behind(
-                *self.written(), Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because))
-            )
-            await until_time(ex, self.branch, self.step, until)
+            await self.delay(until, "limit " + ", ".join(limit.name for limit in intent.policy.limits))
 
     def _limited(self, error: BaseException) -> float | None:
         """The delay that a rate limit asks for; None for other errors.
@@ -195,5 +199,4 @@ class StepState(PendingVerdict):
         if past is None or not self.ex.generation or intent.effect in ("reads", None):
             return None
         undoes = 0 if intent.undoes is None else intent.undoes[1]
-        identity = e.to_text(intent.identity or intent.digest)
-        return e.Action(intent.name, intent.effect, identity, past.edited or past.intended, undoes)
+        return e.Action(intent.name, intent.effect, intent.action, past.edited or past.intended, undoes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextvars import copy_context
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from killick.engine.approval.verdicts import model_of
 from killick.engine.control.commands import overridden
@@ -45,7 +45,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
             await ex.await_turn()
             reading = _Reading(StepExecution(ex, branch, step, intent, past))
             try:
-                source = await reading.open()
+                source = reading.read(await reading.attempting.open_stream())
             except Intervened as done:
                 source, reading = _listed(_chunks(await overridden(ex, intent.name, done))), None
         async for chunk in source:
@@ -57,7 +57,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
             ex.turns.computing -= 1
             inside = True
         if reading is not None:
-            await reading.end()
+            await ex.recorded(reading.record())
     except GeneratorExit:
         # The agent stopped reading: the chunks so far are the reply, now and on replay.
         branch.streaming = False
@@ -75,13 +75,10 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
 
 def _chunks(whole: Any) -> list[Any]:
     """A recorded reply in its chunks; an output that a person gave instead is one chunk."""
-    if isinstance(whole, dict) and "chunks" in whole:
-        return [_chunk(each) for each in whole["chunks"]]  # pyright: ignore[reportUnknownVariableType]
-    return [whole]
-
-
-def _chunk(stored: Any) -> Any:
-    return rebuild(stored["reply"], stored["chunk"]) if stored.get("reply") else stored["chunk"]
+    if not isinstance(whole, dict) or "chunks" not in whole:
+        return [whole]
+    stored: list[dict[str, Any]] = cast("dict[str, Any]", whole)["chunks"]
+    return [rebuild(each["reply"], each["chunk"]) if each.get("reply") else each["chunk"] for each in stored]
 
 
 async def _listed(chunks: list[Any]) -> AsyncIterator[Any]:
@@ -96,11 +93,7 @@ class _Reading:
         self.attempting = attempting
         self.chunks: list[Any] = []
 
-    async def open(self) -> AsyncIterator[Any]:
-        source = await self.attempting.open_stream()
-        return self._read(source)
-
-    async def _read(self, source: Any) -> AsyncIterator[Any]:
+    async def read(self, source: Any) -> AsyncIterator[Any]:
         try:
             if hasattr(source, "__aiter__"):
                 async for chunk in source:
@@ -115,7 +108,8 @@ class _Reading:
             raise
         except Exception as error:
             failure = describe(error)
-            self.attempting.note_failed(failure)
+            # It is not retried: the agent has seen its first chunks.
+            self.attempting.note_failed(failure, "unknown", None)
             raise StepFailed(self.attempting.step, self.attempting.intent.name, failure) from error
 
     async def _next(self, blocking: Any) -> Any:
@@ -136,6 +130,3 @@ class _Reading:
         usage = a.ex.judge.priced(usage_of(self.chunks), model_of(a.intent))
         event = e.AttemptEnded(at=a.ex.now_us(), step=a.step, attempt=a.made, outcome="returned", usage=usage)
         return a.ex.write_behind(Entry(event, {"output": through_codec({"chunks": stored})}))
-
-    async def end(self) -> None:
-        await self.attempting.ex.recorded(self.record())

@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any, Final
 
 from killick.definitions.current import HERE
@@ -32,29 +33,23 @@ from killick.store.records import Append
 _ABANDONED: Final = "this transaction was abandoned; nothing of it happened"
 
 
+@dataclass(slots=True, eq=False)
 class Transacting:
     """One attempt of a tool whose rows commit with its outcome."""
 
-    def __init__(
-        self, attempting: StepState, place: ToolStep, injected: dict[str, Any],
-        begins_live: Callable[[], LiveCall | None],
-    ) -> None:  # fmt: skip
-        self._attempting = attempting
-        self._ex = attempting.ex
-        self._intent = attempting.intent
-        self._attempt = attempting.made
-        self._place = place
-        self._injected = injected
-        self._begins_live = begins_live
-        self._tx = TX
-        self._connection: Any = None
-        self._in_tool = False
-        self._is_abandoned = False
-        self._ended: tuple[int, Any] | None = None
+    _attempting: StepState
+    _place: ToolStep
+    _injected: dict[str, Any]
+    _begins_live: Callable[[], LiveCall | None]
+    _tx: Tx = TX
+    _connection: Any = None
+    _in_tool: bool = False
+    _is_abandoned: bool = False
+    _ended: tuple[int, Any] | None = None
 
     async def apply(self, timeout: float | None) -> Applied:
         """The attempt, when no other transaction of the run is open."""
-        ex = self._ex
+        ex = self._attempting.ex
         try:
             await ex.transacting.acquire()
         except asyncio.CancelledError:
@@ -73,7 +68,7 @@ class Transacting:
             ex.transacting.release()
 
     async def _within(self, hold: Hold, timeout: float | None) -> Applied:
-        ex = self._ex
+        ex = self._attempting.ex
         try:
             if await ex.log.caught_up(hold):
                 return Applied(error=Untouched())
@@ -116,7 +111,7 @@ class Transacting:
             raise _CouldNot(error) from error
 
     def _commit(self, hold: Hold) -> None:
-        ex, store = self._ex, self._ex.engine.log.store
+        ex, store = self._attempting.ex, self._attempting.ex.engine.store
         item: Append | None = None
         with ExitStack() as until_committed:
             try:
@@ -134,7 +129,7 @@ class Transacting:
 
     def _called(self, transaction: Transaction) -> tuple[Entry, Any]:
         """Call the tool; returns the event of its outcome, and the value as code sees it."""
-        ex, intent, step = self._ex, self._intent, self._place.id
+        intent, place = self._attempting.intent, self._place
         self._in_tool = True
         self._connection = transaction.connection
         tx = self._tx = Tx(self._connection)
@@ -152,8 +147,9 @@ class Transacting:
         if inspect.isawaitable(value):
             raise TypeError(f"{intent.name}: gave something to await, but its transaction ends when it returns")
         tx.end("the tool has returned, and its transaction is over")
-        seen = restored(intent, through_codec(value), None, step)
-        event = e.AttemptEnded(at=ex.now_us(), step=step, attempt=self._attempt, outcome="returned")
+        seen = restored(intent, through_codec(value), None, place.id)
+        at = self._attempting.ex.now_us()
+        event = e.AttemptEnded(at=at, step=place.id, attempt=place.attempt, outcome="returned")
         self._in_tool = False
         return Entry(event, {"output": value}), seen
 

@@ -35,11 +35,11 @@ def vault_place(store: Store) -> Path:
 
 def vault_of(facts: LedgerFacts, store: Store, declared: str | None = None) -> Path:
     """The vault of a run: where its record says, or next to its store if both were moved."""
-    beside = vault_place(store)
+    by_store = vault_place(store)
     if facts.vault is None:
-        return Path(declared) if declared is not None else beside
+        return Path(declared) if declared is not None else by_store
     recorded = Path(facts.vault)
-    return beside if beside.is_dir() and not recorded.is_dir() else recorded
+    return by_store if by_store.is_dir() and not recorded.is_dir() else recorded
 
 
 def opened_vault(place: str | Path, store: Store) -> Vault:

@@ -50,8 +50,8 @@ class Files:
         self._taking = 0
         self._unread: Capture | None = None
         self._moved = asyncio.Event()
-        self._alone = False
-        self._beside = 0
+        self._is_exclusive = False
+        self._running = 0
         self._back_since: dict[e.StepId, int] = {}
         """Steps whose files went back and that were not tried again yet."""
 
@@ -89,7 +89,7 @@ class Files:
             # Only one was at it; the others were begun before and had their files brought back, or never touched them.
             await self._left_in_doubt(max(doubtful, key=lambda step: step.attempts[-1].started))
         elif not left:
-            self.begin(self._since() if ex.was_left else None)
+            self.begin(self._since() if ex.was_abandoned else None)
 
     def _left_open(self) -> list[Step]:
         """The tools that were running when the run was released: the current files are no boundary."""
@@ -130,7 +130,7 @@ class Files:
         self._taking += 1
         self._unread = capture
         for future, then in (
-            (capture.quiet, self._stir),
+            (capture.quiet, self._moved.set),
             (capture.snapshot, partial(self._taken, capture, after, check)),
         ):
             future.add_done_callback(partial(self._on_loop, then))
@@ -139,9 +139,6 @@ class Files:
     def _on_loop(self, then: Callable[[], None], _: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is gone, and the run with it
             self.ex.loop.call_soon_threadsafe(then)
-
-    def _stir(self) -> None:
-        self._moved.set()
 
     def _taken(self, capture: Capture, after: int, check: bool) -> None:
         """A snapshot holds, or could not be taken: either is put on record, unless nothing changed."""
@@ -154,8 +151,7 @@ class Files:
         try:
             if error is not None:
                 logger.warning("%s: its files could not be taken: %s", ex.run_id, error)
-                note = {"note": f"the files could not be taken: {error}"}
-                ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), by="killick"), note))
+                ex.write_behind(ex.noted(f"the files could not be taken: {error}"))
             else:
                 self._record(capture.snapshot.result(), after, check)
         except BaseException as failed:  # the handle is closed, which the executor sees
@@ -213,15 +209,15 @@ class Files:
             yield
             return
         alone = effect == "workspace"
-        while self._alone or (alone and self._beside):
+        while self._is_exclusive or (alone and self._running):
             await self._until_moved()
             self.ex.refuse(a.branch)
-        self._alone, self._beside = alone, self._beside + 1
+        self._is_exclusive, self._running = alone, self._running + 1
         try:
             await self._ready(a)
             yield
         finally:
-            self._alone, self._beside = False, self._beside - 1
+            self._is_exclusive, self._running = False, self._running - 1
             self._moved.set()
 
     async def _ready(self, a: FileUser) -> None:
@@ -266,7 +262,7 @@ class Files:
 
     def ended(self) -> None:
         """Snapshot the files after an outcome or a wait, if no tool is running."""
-        if not self._beside and not isinstance(self.ex.signal, Interrupted):
+        if not self._running and not isinstance(self.ex.signal, Interrupted):
             self.begin()
 
     async def _back(self, step: e.StepId, started: int, since_us: int, holder: str | None) -> None:

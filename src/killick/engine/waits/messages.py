@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from killick.engine.approval.approvals import intend
-from killick.engine.control.inbox import SAID, body_of, delivery
+from killick.engine.approval.verdicts import PendingVerdict
+from killick.engine.control.inbox import SAID, body_of, delivery, message_taken
 from killick.engine.divergence import recorded_step, refuse_stopped, replay_outcome
 from killick.engine.effects import dedupe
-from killick.engine.effects.dedupe import WantedStep
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.replay import OVER, RequestedStep
@@ -17,6 +17,7 @@ from killick.errors import KillickError, RunUnknown, StepFailed, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
+from killick.model.ledger import SENDING
 
 
 async def remarks(ex: Execution, branch: Branch) -> list[Any]:
@@ -27,13 +28,11 @@ async def remarks(ex: Execution, branch: Branch) -> list[Any]:
     if said or ex.record.has_more(branch.path, branch.count):
         return said
     for message in ex.engine.log.store.inbox(ex.run_id, name=SAID):
-        if message.number in ex.took:
+        if message.number in ex.taken:
             continue
-        ex.took.add(message.number)
+        ex.taken.add(message.number)
         body = body_of(ex.engine.log, message)
-        taken = e.MessageTaken(
-            at=ex.now_us(), message=message.number, name=SAID, id=message.id, step=branch.position, by=message.by
-        )
+        taken = message_taken(message, ex.now_us(), step=branch.position)
         ex.write_behind(Entry(taken, {"body": body}), takes=(message.number,))
         said.append(body)
     return said
@@ -43,28 +42,27 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
     if name.startswith("killick."):
         raise ValueRefused("name", f"messages named {name!r} are Killick's own; choose another name")
     step = branch.number()
-    bound = e.to_text(digest({"run": run, "name": name, "body": body}, at="body", secret_key=ex.log.secret_key))
-    claim = RequestedStep(sort="tool", name="send", digest=bound, binding=True)
     message = {"run": run, "name": name, "body": body}
+    bound = e.to_text(digest(message, at="body", secret_key=ex.log.secret_key))
+    claim = RequestedStep("tool", "send", digest=bound, binding=True)
     past = await recorded_step(ex, branch, step, claim, message)
     if past is not None and past.status in OVER:
         await replay_outcome(ex, branch, past)
         return
     await ex.await_turn()
-    wanted = WantedStep(ex, branch, step, "send", message, bound)
-    adopts = ex.left_behind and dedupe.is_sent(wanted)
-    await intend(ex, branch, step, past, Intent.of("tool", "send", message, bound), adopts=adopts)
+    wanted = PendingVerdict(ex, branch, step, Intent.of("tool", "send", message, bound))
+    await intend(wanted, past, adopts=ex.has_outside_effects and dedupe.was_done(wanted, SENDING))
     refuse_stopped(ex, branch, step)
-    if ex.left_behind and await dedupe.sent_before(wanted):
+    if ex.has_outside_effects and await dedupe.sent_before(wanted):
         return
     generation = ex.log.fold.facts.generation
     message_id = f"{ex.run_id}:{step}{f'~{generation}' if generation else ''}"
     sent = delivery(ex.engine.log, run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())
     [outcome] = ex.engine.log.store.deliver([sent])
     if isinstance(outcome, RunUnknown):
-        ended = e.StepEnded(at=ex.now_us(), step=step, outcome="failed")
-        await ex.recorded(ex.write_behind(Entry(ended, {"failure": describe(outcome)})))
-        raise StepFailed(step, "send", describe(outcome))
+        failure = describe(outcome)
+        await ex.recorded(ex.write_behind(ex.step_ended(step, "failed", failure=failure)))
+        raise StepFailed(step, "send", failure)
     if isinstance(outcome, KillickError):
         raise outcome
     event = e.MessageSent(at=ex.now_us(), step=step, run=run, name=name, id=message_id)

@@ -20,7 +20,7 @@ from killick.engine.divergence import recorded_step, replay_outcome
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.waits.open_wait import Closed, Escalation, Intervened, Waiter
-from killick.engine.waits.waits import Answer, binding, raise_if_intervened, schema_of, until
+from killick.engine.waits.waits import Answer, binding, deadline_us, raise_if_intervened, schema_of, until
 from killick.errors import KillickError, ValueErased, ValueRefused, WaitExpired
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -70,7 +70,7 @@ async def wait_for(ex: Execution, branch: Branch, asked: Question) -> Closed:
         await ex.recorded(done.seq)
         closed = done.closed
     if closed.how == "skipped" and not asked.skippable:
-        raise failed(branch_step(branch), asked.name, skip_failure(closed.by, closed.comment))
+        raise failed(branch.last, asked.name, skip_failure(closed.by, closed.comment))
     return closed
 
 
@@ -82,7 +82,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     )
     if asked.wording is not None:
         bound = e.to_text(digest([asked.identity, asked.wording], secret_key=ex.log.secret_key))
-    claim = RequestedStep(sort="wait", name=asked.name, digest=bound, identity=identity, binding=bound is not None)
+    claim = RequestedStep("wait", asked.name, bound, identity, binding=bound is not None)
     past = await recorded_step(ex, branch, step, claim, asked.shown)
     if past is not None and past.status in OVER:
         return await _closed(ex, branch, past)
@@ -92,7 +92,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     wait = facts.waits.get(step) if past is not None else None
     if branch.stopped is not None:
         if past is not None:
-            ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
+            ex.write_behind(ex.wait_closed(step, "cancelled"))
         raise branch.stopped
     if wait is None:
         now_us = ex.now_us()
@@ -114,7 +114,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
             await ex.raise_if_closing()
             await _cancelled(ex, waiter)
         if branch.stopped is not None and ex.signal is None:
-            ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
+            ex.write_behind(ex.wait_closed(step, "cancelled"))
     else:
         with suppress(ValueErased):
             asked.shown = {name: value for name, value in ex.record.data(wait.opened).items() if name != "may"}
@@ -129,7 +129,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
 
 async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
     try:
-        return await until(ex, branch, waiter)
+        return await until(ex, waiter)
     except asyncio.CancelledError:
         await ex.raise_if_closing()
         ex.refuse(branch)
@@ -148,8 +148,7 @@ def _waiter(step: e.StepId, asked: Question, opened: e.WaitOpened, at: int, vote
 
 async def _cancelled(ex: Execution, waiter: Waiter) -> NoReturn:
     """The agent's own code gave up waiting."""
-    event = e.WaitClosed(at=ex.now_us(), step=waiter.step, how="cancelled")
-    await ex.recorded(ex.write_behind(Entry(event)))
+    await ex.recorded(ex.write_behind(ex.wait_closed(waiter.step, "cancelled")))
     raise asyncio.CancelledError
 
 
@@ -160,10 +159,6 @@ async def _closed(ex: Execution, branch: Branch, past: Step) -> Closed:
     if isinstance(event, e.StepOverridden):
         return Closed(past.output, "answered", event.by, data.get("output"))
     return Closed(past.output, event.how, event.by, data.get("answer"), data.get("comment"))
-
-
-def _deadline(ex: Execution, timeout: Duration | None) -> int | None:
-    return None if timeout is None else ex.now_us() + round(seconds(timeout) * 1_000_000)
 
 
 async def ask(
@@ -190,14 +185,14 @@ async def ask(
     identity, wording = identity_and_wording(shown)
     question = Question(
         waits_for="answer", name="ask", identity=identity, wording=wording, to=asked.to,
-        deadline=_deadline(ex, asked.timeout), shown=shown, fits=None if returns is Any else fits, need=asked.need,
-        may=named(people, asked.to), skippable=default is not MISSING,
+        deadline=deadline_us(ex.now_us(), asked.timeout), shown=shown, fits=None if returns is Any else fits,
+        need=asked.need, may=named(people, asked.to), skippable=default is not MISSING,
         rounds=tuple(Escalation(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
     )  # fmt: skip
     closed = await wait_for(ex, branch, question)
     if closed.how in ("expired", "skipped"):
         if default is MISSING:
-            raise WaitExpired(ex.run_id, branch_step(branch), prompt)
+            raise WaitExpired(ex.run_id, branch.last, prompt)
         kind = default if default in verbs else "respond"
         return Answer(kind=kind, value=None if kind == default else default, expired=True)
     value = closed.answer.get("value")
@@ -222,20 +217,16 @@ def _form(schema: Any) -> Any:
     return {name: _form(entry) for name, entry in entries.items() if name not in texts}
 
 
-def branch_step(branch: Branch) -> str:
-    """The step that a branch took last."""
-    return f"{branch.path}.{branch.count}" if branch.path else str(branch.count)
-
-
 async def wait(ex: Execution, branch: Branch, name: str, timeout: Duration | None, default: Any, returns: Any) -> Any:
+    limit = None if timeout is None else seconds(timeout)
     question = Question(
-        waits_for="event", name=name, identity={"event": name}, deadline=_deadline(ex, timeout),
+        waits_for="event", name=name, identity={"event": name}, deadline=deadline_us(ex.now_us(), limit),
         skippable=default is not MISSING,
     )  # fmt: skip
     closed = await wait_for(ex, branch, question)
     if closed.how in ("expired", "skipped"):
         if default is MISSING:
-            raise WaitExpired(ex.run_id, branch_step(branch), name)
+            raise WaitExpired(ex.run_id, branch.last, name)
         return default
     return convert(closed.answer, returns, at=name) if returns is not Any else closed.answer
 

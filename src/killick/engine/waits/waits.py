@@ -6,12 +6,23 @@ import asyncio
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from killick.engine.control.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE, answer_id, body_of, may_answer
-from killick.engine.execution import Branch, Execution
+from killick.engine.approval.argument_edits import fits
+from killick.engine.control.inbox import (
+    ANSWER,
+    CHILD,
+    COMMAND,
+    SAID,
+    VOTE,
+    answer_id,
+    body_of,
+    may_answer,
+    message_taken,
+)
+from killick.engine.execution import Execution
 from killick.engine.waits.open_wait import Closed, Intervened, Waiter
 from killick.errors import AnswerRefused, KillickError, ValueRefused
 from killick.log.log import Log
@@ -90,19 +101,12 @@ def schema_of(kind: Any) -> Any:
         return None
 
 
-_JSON_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list, tuple),
-    "object": (dict,), "null": (type(None),),
-}  # fmt: skip
-
-
 def misfit(schema: Any, value: Any) -> str | None:
     """Why a value certainly violates the schema; the run itself makes the remaining checks."""
     wanted = schema.get("type") if isinstance(schema, dict) else None  # pyright: ignore
-    if not isinstance(wanted, str) or wanted not in _JSON_TYPES:
+    if not isinstance(wanted, str) or fits({"type": wanted}, value):
         return None
-    fits = isinstance(value, _JSON_TYPES[wanted]) and (wanted == "boolean" or not isinstance(value, bool))
-    return None if fits else f"{value!r} is not of type {wanted}"
+    return f"{value!r} is not of type {wanted}"
 
 
 def binding(key: bytes, run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
@@ -113,7 +117,7 @@ def binding(key: bytes, run: str, generation: int, step: e.StepId, waits_for: st
 # waiting ------------------------------------------------------------------------------------------
 
 
-async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
+async def until(ex: Execution, waiter: Waiter) -> Closed:
     """Wait. The branch is idle, and the run may leave memory. Raises Intervened if a person ended the step."""
     if ex.signal is not None:
         raise ex.signal
@@ -155,12 +159,12 @@ def raise_if_intervened(ex: Execution, step: e.StepId) -> None:
         raise ex.interventions[step]
 
 
-async def until_time(ex: Execution, branch: Branch, step: e.StepId, at_us: int) -> None:
+async def until_time(ex: Execution, step: e.StepId, at_us: int) -> None:
     """Wait until a recorded time, or until a recorded command ends that wait."""
     if at_us > ex.now_us():
         found = ex.log.fold.step(step)
         at_us = min(at_us, (found.delayed_until if found is not None else None) or at_us)
-        await until(ex, branch, Waiter(step, "delay", deadline=at_us))
+        await until(ex, Waiter(step, "delay", deadline=at_us))
 
 
 def end(
@@ -177,14 +181,19 @@ def end(
         values = {"answer": closed.answer, **({"comment": closed.comment} if closed.comment else {})}
         then, rights = waiter.then(closed) if waiter.then is not None else ((), {})
         if message is not None:
-            ex.took.add(message.number)
-            ex.took_last[message.name] = message.number
+            ex.taken.add(message.number)
+            ex.last_taken[message.name] = message.number
             rights = {**rights, "takes": (message.number,)}
         seq = ex.write_behind(*before, Entry(event, values), *then, **rights)
         closed = closed._replace(seq=seq)
     if waiter.resting:
         ex.mark_busy()
     waiter.future.set_result(closed)
+
+
+def deadline_us(now_us: int, seconds: float | None) -> int | None:
+    """When a time that begins now is over; None for an unlimited one."""
+    return None if seconds is None else now_us + round(seconds * 1_000_000)
 
 
 def next_deadline(ex: Execution) -> int | None:
@@ -200,14 +209,15 @@ def look(ex: Execution, *, only: Waiter | None = None) -> None:
     if ex.signal is not None:
         return
     for message in _waiting_messages(ex, only):
-        if message.number not in ex.took:
+        if message.number not in ex.taken:
             _take(ex, message)
         if ex.signal is not None:
             return
     now = ex.now_us()
     for waiter in [only] if only is not None else list(ex.waiters.values()):
         if waiter.waits_for == "child":
-            _look_at_child(ex, waiter)
+            if (outcome := child_outcome(ex.engine.log, waiter.name)) is not None:
+                end(ex, waiter, Closed(0, "answered", by=waiter.name, answer=outcome))
         elif waiter.deadline is not None and waiter.deadline <= now:
             if waiter.rounds:
                 _pass_on(ex, waiter, now)
@@ -230,7 +240,7 @@ def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
     # Waits take the messages of a name in their order, one each: no others are read.
     waiting = Counter(w.name for w in ([only] if only else ex.waiters.values()) if w.waits_for == "event")
     for name, count in waiting.items():
-        found += store.inbox(ex.run_id, name=name, after=ex.took_last.get(name, 0), limit=count)
+        found += store.inbox(ex.run_id, name=name, after=ex.last_taken.get(name, 0), limit=count)
     return sorted(found, key=lambda message: message.number)
 
 
@@ -250,9 +260,8 @@ def _take(ex: Execution, message: Message) -> None:
 
 
 def _drop(ex: Execution, message: Message) -> None:
-    taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=message.name, id=message.id, by=message.by)
-    ex.took.add(message.number)
-    ex.write_behind(Entry(taken), takes=(message.number,))
+    ex.taken.add(message.number)
+    ex.write_behind(Entry(message_taken(message, ex.now_us())), takes=(message.number,))
 
 
 def _answered(ex: Execution, message: Message) -> None:
@@ -263,7 +272,7 @@ def _answered(ex: Execution, message: Message) -> None:
         return
     body: Any = body_of(ex.engine.log, message)
     if (why := _unfit(ex, waiter, message, body)) is not None:
-        _set_aside(ex, waiter, message, why)
+        _ignore(ex, waiter, message, why)
         return
     said: dict[str, Any] = {"kind": body["kind"], "value": body.get("value")}
     closed = Closed(0, "answered", by=message.by, answer=said, comment=body.get("comment"))
@@ -302,7 +311,7 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
 def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> None:
     """One of several who have to agree did; the last one of them ends the wait."""
     if (by := closed.by) is None:
-        _set_aside(ex, waiter, message, "several people have to agree, each by name")
+        _ignore(ex, waiter, message, "several people have to agree, each by name")
         return
     last = len({*waiter.votes, by}) >= waiter.need
     event = e.WaitVoted(at=ex.now_us(), step=waiter.step, by=by, message=None if last else message.number)
@@ -311,7 +320,7 @@ def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> N
     if last:
         end(ex, waiter, closed, message, before=(voted,))
     else:
-        ex.took.add(message.number)
+        ex.taken.add(message.number)
         ex.write_behind(voted, takes=(message.number,))
         _ask_again(ex, waiter, message)
 
@@ -322,7 +331,7 @@ def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
     event: Any = waiter.asked.event
     values = {name: value for name, value in (waiter.asked.values or {}).items() if name != "may"}
     following, *rest = waiter.rounds
-    deadline = None if following.timeout is None else now + round(following.timeout * 1_000_000)
+    deadline = deadline_us(now, following.timeout)
     opened = msgspec.structs.replace(
         event, at=now, data=None, to=following.to, deadline=deadline, round=event.round + 1
     )
@@ -336,17 +345,17 @@ def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
     answer = answer_id(ex.run_id, step, opened)
     for name in (ANSWER, VOTE):
         for message in ex.engine.log.store.inbox(ex.run_id, name=name):
-            if message.number not in ex.took and _is_for(message, answer):
+            if message.number not in ex.taken and _is_for(message, answer):
                 _drop(ex, message)
                 note = f"the answer of {message.by or 'a person'} came to a question that is no longer open"
-                ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=step, by="killick"), {"note": note}))
+                ex.write_behind(ex.noted(note, step))
 
 
-def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
+def _ignore(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
     """An answer that does not fit counts as none: the same is asked again, under an id that is free."""
     _drop(ex, message)
     note = f"the answer of {message.by or 'a person'} does not fit and was ignored: {misfit}"
-    ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="killick"), {"note": note}))
+    ex.write_behind(ex.noted(note, waiter.step))
     _ask_again(ex, waiter, message)
 
 
@@ -369,12 +378,6 @@ def _may_come(ex: Execution, message: Message) -> bool:
 def _is_for(message: Message, answer: str) -> bool:
     """Whether a message answers, or votes on, the wait of this id."""
     return message.id == answer if message.name == ANSWER else message.id.startswith(f"{answer}#")
-
-
-def _look_at_child(ex: Execution, waiter: Waiter) -> None:
-    outcome = child_outcome(ex.engine.log, waiter.name)
-    if outcome is not None:
-        end(ex, waiter, Closed(0, "answered", by=waiter.name, answer=outcome))
 
 
 def child_outcome(log: Log, run: str) -> dict[str, Any] | None:
