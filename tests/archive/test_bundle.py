@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import killick
+from families import fork_of
 from killick.archive import bundle, prune
 from killick.archive.export import export
 from killick.errors import ArchiveRefused, ExportBroken, RunError, RunUnknown
@@ -83,7 +84,7 @@ def ran(kd: killick.Client, agent: Any, n: int, run: str) -> str:
 
 
 def forked(kd: killick.Client, parent: str, run: str, cut: int = 3) -> str:
-    kd.runtime.log.fork(e.RunForked(at=kd.runtime.clock.now_us(), run=run, parent=parent, cut=cut, generation=1))
+    fork_of(kd.runtime.log, e.RunForked(at=kd.runtime.clock.now_us(), run=run, parent=parent, cut=cut, generation=1))
     return run
 
 

@@ -14,6 +14,7 @@ import pytest
 from stories import Story, started
 
 import killick
+from families import fork_of
 from killick.archive.export import export, load
 from killick.engine.control.inbox import delivery
 from killick.errors import ExportBroken, RunBroken, RunUnknown
@@ -126,9 +127,9 @@ def test_a_run_can_go_on_in_the_store_that_it_was_loaded_into(store: Store) -> N
 
 def test_a_fork_carries_what_it_stands_on_and_nothing_that_came_after_the_cut(kd: killick.Client) -> None:
     cut = next(r.seq for r in kd.events("r") if isinstance(r.event, e.WaitOpened))
-    fork = kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
+    fork = fork_of(kd.runtime.log, e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
     fork.append(Entry(e.NoteMade(at=2), {"note": "in the fork"}))
-    twice = kd.runtime.log.fork(e.RunForked(at=3, run="g", parent="f", cut=cut + 1, generation=2))
+    twice = fork_of(kd.runtime.log, e.RunForked(at=3, run="g", parent="f", cut=cut + 1, generation=2))
     twice.append(Entry(e.NoteMade(at=4), {"note": "x" * 3_000}))
     data = kd.export("g")
     assert b"nownow" not in data

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import killick
+from families import fork_of
 from killick.cli.main import main
 from killick.log import Entry
 from killick.model import events as e
@@ -49,7 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             with pytest.raises(killick.RunWaiting):
                 kd.run(cli_diff_agent, claim, id=run)
         cut = kd.diff("one", "1").after.seq
-        kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="one", cut=cut, generation=1))
+        fork_of(kd.runtime.log, e.RunForked(at=1, run="fork", parent="one", cut=cut, generation=1))
     return tmp_path
 
 

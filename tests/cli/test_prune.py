@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import killick
+from families import fork_of
 from killick.archive import bundle
 from killick.cli.main import main
 from killick.model import events as e
@@ -111,7 +112,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(capsys: Capture, here: Path
 
 def test_a_run_that_others_stand_on_or_look_at_stays_and_says_why(capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
+        fork_of(kd.runtime.log, e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
         with pytest.raises(killick.RunWaiting):
             kd.run(prune_parent, 1, id="parent")
     out, _ = did(capsys, "store", "prune", "--older", "0s", "--dry-run")

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import killick
+from families import fork_of
 from killick.cli import style
 from killick.cli.main import main
 from killick.log import Entry
@@ -419,7 +420,9 @@ def forked(store: Path) -> str:
         log = kd.runtime.log.open("forked_1")
         log.append(Entry(e.RunRewound(at=before.at, cut=before.intended - 1, generation=1, by="mia")))
         kd.advance("forked_1")
-        kd.runtime.log.fork(e.RunForked(at=1, run="forked_1-fork", parent="forked_1", cut=after.ended, generation=1))
+        fork_of(
+            kd.runtime.log, e.RunForked(at=1, run="forked_1-fork", parent="forked_1", cut=after.ended, generation=1)
+        )
     return "forked_1"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import killick
+from families import fork_of
 from killick.archive.export import load
 from killick.cli.main import main
 from killick.log import Log, verify
@@ -296,7 +297,7 @@ def test_erasing_asks_first_and_says_what_else_goes(capsys: Capture) -> None:
 )
 def test_a_mistaken_erasing_is_one_line_and_changes_nothing(capsys: Capture, words: list[str], line: str) -> None:
     with killick.open("killick.db") as kd:
-        kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
+        fork_of(kd.runtime.log, e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
     _, err = did(capsys, "store", "erase", *words, code=2)
     assert err.startswith(line)
     assert err.count("\n") == 1

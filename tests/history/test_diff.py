@@ -276,8 +276,8 @@ def test_one_step_of_a_long_run_is_compared_without_reading_the_others(
     with killick.Client(store) as kd:
         kd.run(diff_long, 200, id="long")
         read: list[int] = []
-        data = Log.data
-        monkeypatch.setattr(Log, "data", lambda self, run, seq: read.append(seq) or data(self, run, seq))
+        values = Log.values
+        monkeypatch.setattr(Log, "values", lambda self, run, row: read.append(row.seq) or values(self, run, row))
         found = kd.diff("long", "150")
         assert [change.step for change in found.visible_changes() if change.part == "outputs"] == ["150"]
         assert len(set(read)) <= 3

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import killick
+from families import fork_of
 from killick.errors import ExportBroken, NotOnRecord, ReplayDiverged, RunDiverged, RunMismatch
 from killick.log import Entry
 from killick.model import events as e
@@ -542,7 +543,7 @@ def test_an_attempt_in_doubt_is_neither_made_again_nor_looked_into(store: Store)
         asked = next(r.seq for r in kd.events("d") if isinstance(r.event, e.WaitOpened))
         world.clear()
         assert replay(kd.export("d"), replay_doubted).status == "waiting"
-        cut = kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="d", cut=asked - 1, generation=1))
+        cut = fork_of(kd.runtime.log, e.RunForked(at=1, run="f", parent="d", cut=asked - 1, generation=1))
         assert cut.seq == asked
         replayed = replay(kd.export("f"), replay_doubted)
         assert replayed.beyond is not None
@@ -597,7 +598,7 @@ def test_a_run_that_was_taken_back_is_replayed_in_its_last_timeline(kd: killick.
 def test_a_fork_is_replayed_from_the_beginning_of_what_it_stands_on(kd: killick.Client) -> None:
     reviewed(kd)
     cut = next(r.seq for r in kd.events("r") if isinstance(r.event, e.WaitClosed) and r.event.by == "ann") - 1
-    kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
+    fork_of(kd.runtime.log, e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
     replayed = replay(kd.export("f"), replay_review)
     assert replayed.divergence is None
     now.add("amount")
