@@ -22,6 +22,7 @@ from killick.engine.execution import Branch
 from killick.engine.waits.waits import until_time
 from killick.errors import AgentUnknown
 from killick.model import events as e
+from killick.workers import code_versions
 from killick.workers.worker import Worker, _WorkerControl
 
 
@@ -468,6 +469,35 @@ async def test_each_version_of_the_code_tries_a_diverged_run_once(kd: killick.Cl
         assert await serve(version, "c") == ("code_mismatch", 0)
     assert (await serve("fourth", "a"))[0] == "waiting"
     assert CALLS == ["a"]
+
+
+@on_loop
+async def test_a_run_resumed_for_a_version_that_another_one_took_is_resumed_again(
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = ["old"]
+    kd = killick.Client(kd.runtime.store, build=lambda _: e.Build(version=versions[-1]))
+
+    async def serve(version: str, *names: str) -> str:
+        versions.append(version)
+        deploy([*names])
+        async with kd.worker(agents=["worker_deployed"]) as worker:
+            await worker.until_idle()
+        await kd.as_async().runtime.finish()
+        return kd.info("r").status
+
+    deploy(["a"])
+    kd.start("worker_deployed", id="r")  # type: ignore[call-overload]
+    assert await serve("new", "a") == "waiting"
+    kd.send("r", "other")
+    assert await serve("old", "b") == "code_mismatch"
+    versions.append("new")
+    deploy(["a"])
+    code_versions.resume_diverged(kd.runtime.engine, ["worker_deployed"], {})
+    assert await serve("old", "b") == "code_mismatch", "a worker that was not upgraded yet takes it"
+    assert await serve("new", "a") == "code_mismatch", "not at once: the old workers may still be there"
+    monkeypatch.setattr(code_versions, "AGAIN_US", 0)
+    assert await serve("new", "a") == "waiting"
 
 
 @on_loop
