@@ -12,6 +12,7 @@ import msgspec
 
 from killick.model.cipher import Cipher
 from killick.permissions import create_private, make_folder
+from killick.type_init import ready
 from killick.workspace import tree
 from killick.workspace.file_reader import CapturedFile, decoded, encoded
 from killick.workspace.ignore import Scope
@@ -106,12 +107,11 @@ def _recall(saved: _Remembered) -> Folder:
 
 def save(place: Path, top: Folder, *, sweeps: int, rules: str, cipher: Cipher | None) -> None:
     """Saves the cache to disk, so that another process need not read everything again."""
-    cache = _Cache(_SEEN, sweeps, rules, _remember(top))
+    written = msgspec.msgpack.encode(_Cache(_SEEN, sweeps, rules, _remember(top)))
     make_folder(place.parent)
     new = place.with_name(f"{place.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     with create_private(new) as file:
-        written = msgspec.msgpack.encode(cache)
         file.write(written if cipher is None else cipher.encrypt(written))
     new.replace(place)
 
@@ -119,8 +119,8 @@ def save(place: Path, top: Folder, *, sweeps: int, rules: str, cipher: Cipher | 
 def saved(place: Path, *, rules: str, cipher: Cipher | None) -> tuple[Folder, int] | None:
     """Loads another process's cache for the same rules, and its sweep count; None if unusable."""
     try:
-        written = place.read_bytes()
-        cache = msgspec.msgpack.decode(written if cipher is None else cipher.decrypt(written) or b"", type=_Cache)
+        read = place.read_bytes()
+        cache = msgspec.msgpack.decode(read if cipher is None else cipher.decrypt(read) or b"", type=ready(_Cache))
     except (OSError, msgspec.DecodeError, RecursionError):
         return None
     return (_recall(cache.top), cache.generation) if (cache.version, cache.rules) == (_SEEN, rules) else None

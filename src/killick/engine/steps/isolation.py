@@ -23,9 +23,10 @@ import msgspec
 
 from killick.engine.failures import IsolatedError, describe
 from killick.errors import KillickError, RateLimited
-from killick.model.chunks import pack, unpack
+from killick.model.chunks import Blob, pack, unpack
 from killick.model.failure import Failure
 from killick.model.typed import convert
+from killick.type_init import ready
 
 if TYPE_CHECKING:
     from killick.definitions.markers import ToolStep
@@ -101,9 +102,7 @@ def _packed(value: Any) -> bytes:
 
 
 def _unpacked(body: bytes) -> Any:
-    from killick.model.chunks import Blob
-
-    raw, blobs = msgspec.msgpack.decode(body, type=tuple[bytes, list[Blob]])
+    raw, blobs = msgspec.msgpack.decode(body, type=ready(tuple[bytes, list[Blob]]))
     by_hash = {blob.hash: blob for blob in blobs}
     return unpack(raw, lambda hashes: {digest: by_hash[digest] for digest in hashes})
 
