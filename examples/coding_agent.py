@@ -110,7 +110,7 @@ def main() -> None:
         with killick.open("killick.db") as kd:
             result = kd.run(mend, TASK, id="mend_17")
             for back in (each for each in kd.events("mend_17") if isinstance(each.event, WorkspaceRestored)):
-                told = kd.runtime.log.data("mend_17", back.seq)
+                told = kd.log.data("mend_17", back.seq)
                 left = ", ".join(each["command"].partition("(")[0].strip() for each in told.get("ended", ()))
                 tell(f"Another process put the files back before it ran step {back.event.step} again; it ended:", left)
             said = kd.state("mend_17").trace[-1].input["messages"][2:]

@@ -115,7 +115,7 @@ def main() -> None:
         print(f"the first process died at turn 30, with {died.returncode}")
         with killick.open("killick.db") as kd:
             print(f"{kd.run(rename, TASK, id='session')}\n")
-            told = windows(kd.runtime.log, "session")
+            told = windows(kd.log, "session")
         os.chdir("/")
     assert told is not None
     print("turn   everything    sent   pages left, wanted back")

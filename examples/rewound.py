@@ -98,7 +98,7 @@ def main() -> None:
 
         kd.rewind("invoice_7", "3:before", by="mia", because="it was Ada's after all")
         anew = kd.run(payer, 7, id="invoice_7")
-        effects = kd.runtime.log.ledger("invoice_7").effects
+        effects = kd.log.ledger("invoice_7").effects
         keys = [effect.key for effect in effects if effect.tool == "pay" and not effect.undoes]
         tell(f"Rewound once more. What was undone is done anew: {anew}", *(f"key {key}" for key in keys))
         assert list(BANK.values()) == ["1250 to Ada", "1250 back", "1250 to Ada"]

@@ -101,7 +101,7 @@ def main() -> None:
         print(f"{WISH}\n")
         kd.run(travel, WISH, id="trip")
         tell(kd)
-        spend = kd.runtime.log.ledger("trip").spend
+        spend = kd.log.ledger("trip").spend
         print(f"{spend.model_calls} model calls, {spend.tokens_in} tokens in, {spend.tokens_out} out")
 
 

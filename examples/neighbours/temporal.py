@@ -46,7 +46,7 @@ async def main() -> None:
         await a_manager(kd)
         print((await workflow.result()).result)
         history = await workflow.fetch_history()
-        print(f"{len(history.events)} events in Temporal, {kd.runtime.log.head('refund-17').seq} in the record")
+        print(f"{len(history.events)} events in Temporal, {kd.log.head('refund-17').seq} in the record")
 
 
 if __name__ == "__main__":

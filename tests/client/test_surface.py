@@ -121,7 +121,7 @@ def test_a_client_shows_what_people_call_and_one_door_for_hosts() -> None:
     with killick.open("memory:") as kd:
         for client in (kd, kd.as_async()):
             offered = {name for name in dir(client) if not name.startswith("_")}
-            assert {name for name in offered if not callable(getattr(client, name))} == {"find", "runtime"}
+            assert {name for name in offered if not callable(getattr(client, name))} == {"find", "log", "runtime"}
 
 
 def test_methods_have_their_own_signatures_at_run_time() -> None:

@@ -23,6 +23,7 @@ from killick.engine.effects.fork import UNCHANGED, Conditions
 from killick.engine.waits import waits
 from killick.errors import AnswerRefused, RunUnknown
 from killick.history.undo_preview import UndoPreview, undoing
+from killick.log import Log
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import Erased
@@ -40,6 +41,11 @@ class Operations:
     def __init__(self, store: Store | ClientRuntime, **options: Any) -> None:
         self.runtime = store if isinstance(store, ClientRuntime) else ClientRuntime(store, **options)
         """The store, the log and the engine, for adapters."""
+
+    @property
+    def log(self) -> Log:
+        """The event log, which the functions of `killick.history` read."""
+        return self.runtime.log
 
     def __repr__(self) -> str:
         return f"<killick.{type(self).__name__} of {self.runtime.store.place}{', closed' * self.runtime.is_closed}>"
