@@ -45,6 +45,8 @@ DUE_SECONDS_MAX: Final = 60.0
 QUIET_SECONDS: Final = 400
 """Longer than any back-off, sleep or retry: a cluster in which nothing moves for so long has come to rest."""
 
+Due = dict[tuple[str, int], int]
+
 KINDS: Final = ("crash", "pause", "cut", "deaf", "mute", "flaky", "stall", "clock", "bells", "upgrade")
 
 
@@ -218,7 +220,7 @@ class Story:
         for fault in plan.faults:
             hub.at(round(fault.at * 1e6), partial(self._strike, fault), first=True)
         hub.run(round(max(plan.minutes * 60, plan.calm_at) * 1e6))
-        until, due = hub.now_us + CALM_SECONDS_MAX * 10**6, dict[str, int]()
+        until, due = hub.now_us + CALM_SECONDS_MAX * 10**6, Due()
         limit_us = self._due_limit_us()
         least = hub.now_us + limit_us + 60 * 10**6
         moved = (0, hub.now_us)
@@ -242,14 +244,16 @@ class Story:
         wrong_us = max(abs(member.clock.skew_us) for member in self._members.values())
         return round((DUE_SECONDS_MAX + self.plan.poll_seconds) * 1e6) + 2 * wrong_us
 
-    def _still_due(self, before: dict[str, int], now_us: int, invariants: Invariants, limit_us: int) -> dict[str, int]:
-        """The runs that are due, and since when they have been each time."""
+    def _still_due(self, before: Due, now_us: int, invariants: Invariants, limit_us: int) -> Due:
+        """The runs that are due, by the length of their logs, and since when they have been. A schedule may be due
+        again at once where a clock is behind: only a log that does not grow is stuck."""
         assert self.network is not None
-        rows = self.network.store.due(fibers.START_US + now_us, limit=10**6)
-        due = {row.run: before.get(row.run, now_us) for row in rows}
-        for run, since_us in due.items():
+        store = self.network.store
+        heads = [store.head(row.run) for row in store.due(fibers.START_US + now_us, limit=10**6)]
+        due = {(head.run, head.seq): before.get((head.run, head.seq), now_us) for head in heads if head is not None}
+        for (run, _), since_us in due.items():
             if now_us - since_us > limit_us:
-                told = f"{run} has been due for {(now_us - since_us) / 1e6:.0f} s; {self.network.store.head(run)}"
+                told = f"{run} has been due for {(now_us - since_us) / 1e6:.0f} s; {store.head(run)}"
                 invariants.broken("no run is stuck while a worker is free", told)
         return due
 
