@@ -85,6 +85,10 @@ def look(kd: killick.Client, run: str) -> Told:
     return Told(info.status, waits=asked)
 
 
+class Starved(Exception):
+    """A process got no time for longer than its lease: nothing is known by it, and the next leases are longer."""
+
+
 class Stage:
     """One store, the processes over it, and what was counted."""
 
@@ -94,9 +98,6 @@ class Stage:
         self.seed = seed
         self.chance = Random(seed)
         self.lives = self.deaths = 0
-        self._options: dict[str, Any] = {}
-        if lease_seconds is not None:
-            self._options = {"lease_seconds": lease_seconds, "grace_seconds": lease_seconds / 10}
         self.lease_seconds = lease_seconds or 0.0
 
     def live(self, task: Task, **conditions: Any) -> Any:
@@ -127,11 +128,14 @@ class Stage:
     def start(self, task: Task, *, dies: str = "", pays: str = "", lingers: dict[str, float] | None = None) -> Process:
         """Begin a process. It dies at a place, or takes its time there; its model wants to pay somebody else."""
 
+        seconds = self.lease_seconds
+        options: dict[str, Any] = {"lease_seconds": seconds, "grace_seconds": seconds / 10} if seconds else {}
+
         def lived(out: int) -> None:
             logging.disable()
             payer.DIES["at"], payer.TO["payee"] = dies, pays
             payer.LINGERS.update(lingers or {})
-            with killick.open(self.url, **self._options) as kd:
+            with killick.open(self.url, **options) as kd:
                 told = json.dumps(task(kd))
             os.write(out, told.encode())
 
@@ -145,6 +149,9 @@ class Stage:
             self.deaths += 1
             self._mourn()
             return Killed()
+        if code and self.lease_seconds and b"LeaseLost" in told:
+            self.lease_seconds *= 4
+            raise Starved
         assert code == 0, told.decode()
         found = json.loads(told)
         return Told(*found) if isinstance(found, list) and len(found) == len(Told._fields) else found
