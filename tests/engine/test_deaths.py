@@ -14,6 +14,8 @@ import pytest
 
 import killick
 import servers
+from killick.engine.claims import ClaimedRun, idle_outcome
+from killick.engine.control.commands import leased
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.crash_loop import SUSPECT_AFTER
@@ -152,6 +154,23 @@ def test_r13_four_allowed_and_answered_means_four_made_across_crashes(world: Any
     assert answered == [1, 4, 8, 9]
     assert failed.value.failure.cause.is_a(ConnectionResetError)
     assert len(world.told("r", e.AttemptEnded)) == 4
+
+
+def test_r13_a_worker_whose_clock_is_behind_continues_a_run_that_was_taken_after_its_death(kd: killick.Client) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> str:
+        return (await run.ask("begin?")).kind
+
+    kd.start(agent, id="r")
+    engine = kd.runtime.engine
+    ahead = engine.clock.now_us() + 40_000_000
+    with leased(kd.log, "r", "a worker that died") as log:
+        log.append(Entry(e.LeaseLapsed(at=ahead, holder="w", until=ahead)))
+        assert idle_outcome(engine, log, ClaimedRun(kd.log.head("r"), 0, 0, backs_off=True)) is not None
+    kd.advance("r")
+    log = kd.log.open("r")
+    assert log.fold.facts.crashes is not None
+    assert idle_outcome(engine, log, ClaimedRun(kd.log.head("r"), 0, 0, backs_off=True)) is None
 
 
 # beside others ------------------------------------------------------------------------------------
