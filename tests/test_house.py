@@ -7,6 +7,7 @@ can themselves be tried: the last part of this file breaks every one of them in 
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import re
 import subprocess
@@ -20,7 +21,7 @@ from typing import Final
 
 import pytest
 
-from source_tree import ROOT, House, as_it_stands, imports, nodes, part_of, references, uses
+from source_tree import ROOT, House, Module, as_it_stands, dotted, imports, nodes, part_of, references, uses, walk
 
 LAYERS: Final = {
     "errors": 0, "browser_guard": 0, "clock": 0, "ids": 0, "type_init": 0,
@@ -65,6 +66,13 @@ UNSAFE: Final = frozenset({
     "builtins.eval", "builtins.exec",
     "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve",
 })  # fmt: skip
+DECODES: Final = {
+    f"msgspec.{name}": position
+    for name, position in (
+        ("convert", 1), ("json.decode", None), ("msgpack.decode", None), ("json.Decoder", 0), ("msgpack.Decoder", 0),
+    )
+}  # fmt: skip
+"""What reads by a type, and where the type is among the arguments, unless it is `type=`."""
 
 VAGUE_FILE: Final = re.compile(r"(^|_)(util|helper|common|misc|manager)s?$")
 VAGUE_CLASS: Final = re.compile(r"^_*Base(?![a-z])|(Manager|Helper)s?$")
@@ -146,6 +154,44 @@ def clock_reads(house: House) -> list[str]:
         for line, name in sorted(set(references(module)))
         if name in CLOCK_READS or (name.startswith("time.") and name != "time.sleep")
     ]
+
+
+def unready_types(house: House) -> list[str]:
+    """Threads that are the first to read by one type crash the process. Imports are one thread; calls are many."""
+    found = {
+        f"{module.path}:{call.lineno}: {name} reads by a type that two threads may build at once;"
+        " pass it through killick.type_init.ready"
+        for module in house.src
+        if module.name != "killick.type_init"
+        for function in nodes(module)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for call in walk(function)
+        if isinstance(call, ast.Call) and (name := _imported(module, call.func)) in DECODES
+        if any(map(_is_unready, _type_arguments(call, DECODES[name])))
+    }
+    return sorted(found)
+
+
+def _imported(module: Module, node: ast.AST) -> str:
+    """The full name of an expression that reads as one."""
+    first, _, rest = dotted(node).partition(".")
+    bound = {item.name: item.stands_for for item in imports(module)}
+    return f"{bound.get(first, first)}.{rest}".rstrip(".")
+
+
+def _type_arguments(call: ast.Call, position: int | None) -> Iterator[ast.AST]:
+    yield from (each.value for each in call.keywords if each.arg == "type")
+    if position is not None:
+        yield from call.args[position : position + 1]
+
+
+def _is_unready(kind: ast.AST) -> bool:
+    """Whether a type is more than builtins, and not all of the rest goes through `ready`."""
+    if isinstance(kind, ast.Call) and dotted(kind.func) == "ready":
+        return False
+    if isinstance(kind, ast.Name | ast.Attribute):
+        return dotted(kind) not in {"Any", *dir(builtins)}
+    return any(map(_is_unready, ast.iter_child_nodes(kind)))
 
 
 def chance_draws(house: House) -> list[str]:
@@ -375,6 +421,10 @@ def test_only_clock_py_reads_a_clock(house: House) -> None:
     holds(clock_reads(house))
 
 
+def test_a_type_that_is_first_read_by_in_a_call_is_made_ready(house: House) -> None:
+    holds(unready_types(house))
+
+
 def test_only_ids_py_draws_chance(house: House) -> None:
     holds(chance_draws(house))
 
@@ -495,6 +545,15 @@ BROKEN: Final[list[tuple[Rule, str, str, int]]] = [
     (clock_reads, "src/killick/store/a.py", "from time import perf_counter", 1),
     (clock_reads, "src/killick/model/a.py", "from datetime import UTC, datetime\nx = datetime.now(UTC)", 2),
     (clock_reads, "src/killick/model/a.py", "import datetime as dt\nx = dt.date.today", 2),
+    (unready_types, "src/killick/store/a.py", "import msgspec\ndef f(x):\n    msgspec.convert(x, Row)", 3),
+    (unready_types, "src/killick/store/a.py", "import msgspec as m\nf = lambda x: m.json.decode(x, type=list[Row])", 2),
+    (unready_types, "src/killick/store/a.py", "from msgspec import json\ndef f():\n    json.Decoder(Row | None)", 3),
+    (
+        unready_types,
+        "src/killick/store/a.py",
+        "import msgspec\ndef f(x):\n    msgspec.convert(x, tuple[ready(A), B])",
+        3,
+    ),
     (chance_draws, "src/killick/store/a.py", "import uuid\nx = uuid.uuid4()", 2),
     (chance_draws, "src/killick/store/a.py", "import os\nx = os.urandom(4)", 2),
     (chance_draws, "src/killick/store/a.py", "from random import choice", 1),
@@ -566,7 +625,11 @@ def sweep(db):
     raise ValueError("select a store from the list")
 == src/killick/log.py
 """The log."""
+import msgspec
 from killick.store import protocol
+read = msgspec.json.Decoder(protocol.Row).decode
+def rows(body, kind):
+    return msgspec.json.decode(body, type=list[ready(kind)]), msgspec.convert(body, dict[str, Any])
 import killick.clock, killick.ids
 KEY = 1
 class Log: ...

@@ -20,13 +20,12 @@ _mutex: Final = threading.Lock()
 
 def ready(kind: T) -> T:
     """Returns the type, which any number of threads may decode from now on."""
-    try:
+    with suppress(TypeError):  # metadata inside Annotated need not be hashable: such a type is built at each use
         if kind in _ready:
             return kind
-    except TypeError:  # metadata inside Annotated need not be hashable
-        return kind
-    with _mutex:
-        with suppress(Exception):  # msgspec reports an unsupported type when it is used
+    with _mutex, suppress(Exception):  # msgspec reports an unsupported type when it is used
+        try:
             msgspec.json.Decoder(kind)
-        _ready.add(kind)
+        finally:
+            _ready.add(kind)
     return kind

@@ -132,6 +132,8 @@ def test_the_agent_can_be_run_again_by_hand(shown: Shown) -> None:
         with pytest.raises(TimeoutError):  # the first invite is never answered: let it be this one
             link.getresponse()
         link.close()
+        while not demo.calendar(address)["invites"]:
+            time.sleep(0.01)
         command = [sys.executable, "-m", "killick", "run", "arrange", "--input", "a party", "--id", "party", "--quiet"]
         again = subprocess.run(
             command, cwd=folder, env=env(CALENDAR_API=address), capture_output=True, text=True, timeout=300, check=False

@@ -430,14 +430,13 @@ def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str
     heavy = ("asyncio", "killick.agents.", "killick.client.client", "killick.contracts.", "killick.definitions.",
              "killick.engine.execution", "killick.llm.", "killick.workspace.")  # fmt: skip
     assert [name for name in imported if name.startswith(heavy)] == []
-    assert len(imported) < 345
 
 
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("ps", 325), ("inbox", 330), ("show claim_17", 330), ("find calls pay", 360), ("store doctor", 355),
-        ("time diff claim_17 3", 460), ("store verify", 465), ("edit note claim_17 x", 530),
+        ("ps", 178), ("inbox", 170), ("show claim_17", 181), ("find calls pay", 160), ("store doctor", 195),
+        ("time diff claim_17 3", 260), ("store verify", 257), ("edit note claim_17 x", 327),
     ],
 )  # fmt: skip
 def test_a_command_imports_what_it_needs_and_no_more(prepared: Path, tmp_path: Path, words: str, most: int) -> None:
@@ -447,7 +446,9 @@ def test_a_command_imports_what_it_needs_and_no_more(prepared: Path, tmp_path: P
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
     )  # fmt: skip
     imported = done.stdout.splitlines()[-1].split()
-    assert len(imported) < most
+    # How many modules the standard library is made of differs between versions of Python.
+    ours = [name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert len(ours) < most
     slow = {"pydantic_core", "email.utils", "importlib.metadata", "tomllib", "rich.live"}
     assert not (slow if words.startswith("edit") else {*slow, "killick.client.client"}) & set(imported)
 

@@ -70,7 +70,7 @@ def broken() -> Iterator[Broken]:
 def test_a_worker_whose_log_handler_raises_serves_every_run(broken: Broken, tmp_path: Path) -> None:
     async def serve(kd: killick.Client) -> None:
         async with kd.worker() as worker:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await worker.until_idle()
 
     with killick.open(str(tmp_path / "killick.db")) as kd:
@@ -148,7 +148,7 @@ def test_a_worker_whose_reader_went_away_goes_on_with_its_work(app: Path, form: 
         worker.stdout.readline()
         worker.stdout.close()
         said = worker.stderr.read().decode()
-        assert worker.wait(90) == 0, said
+        assert worker.wait(300) == 0, said
     assert "Traceback" not in said, said
     assert statuses(app) == {"completed", "failed"}
 
@@ -162,4 +162,4 @@ def test_a_command_whose_reader_went_away_ends_quietly(app: Path) -> None:
         assert ps.stderr is not None
         ps.stdout.close()
         assert ps.stderr.read() == b""
-        assert ps.wait(60) == 0
+        assert ps.wait(300) == 0

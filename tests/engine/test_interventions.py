@@ -907,7 +907,7 @@ def test_a_resume_right_after_a_pause_waits_for_the_tool_under_way() -> None:
     @killick.tool(name="paused_under_way")
     def slow() -> str:
         began.set()
-        assert ends.wait(60)
+        assert ends.wait(300)
         return "done"
 
     @killick.agent(name="paused_and_resumed")
@@ -916,7 +916,7 @@ def test_a_resume_right_after_a_pause_waits_for_the_tool_under_way() -> None:
 
     with killick.open("memory:") as kd, ThreadPoolExecutor(2) as pool:
         running = pool.submit(kd.run, agent, id="r")
-        assert began.wait(60)
+        assert began.wait(300)
         kd.pause("r")
         resuming = pool.submit(kd.resume, "r")
         assert not resuming.done()

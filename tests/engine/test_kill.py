@@ -370,7 +370,6 @@ def test_an_outcome_is_committed_by_itself_while_the_agent_takes_no_further_step
 def test_an_effect_is_in_doubt_for_some_milliseconds_whatever_the_agent_does_meanwhile(
     tmp_path: Path, holding: int
 ) -> None:
-    # Two milliseconds to look for company, and two for the disk. On a busy machine few lives keep that; an outcome that
-    # waits for the agent's code would be kept in none.
-    found = run("computing", tmp_path, 3, 300, 4_000, holding)
+    # Two milliseconds to look for company, and two for the disk.
+    found = run("computing", tmp_path, 3, 16, 4_000, holding)
     assert found["kept"] == 3, found

@@ -22,7 +22,7 @@ from killick.engine.steps import live_calls
 from killick.engine.steps.live_calls import LiveCall
 from killick.model import events as e
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 300.0
 
 
 class Bank:

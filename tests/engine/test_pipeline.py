@@ -429,29 +429,27 @@ def test_a_failed_run_is_resumed_at_the_step_that_failed_with_its_attempts_anew(
 
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_timeout_is_for_each_attempt_and_is_told_as_such(world: Any, blocking: bool) -> None:
-    began: list[float] = []
-
     async def slow(step: killick.ToolStep = killick.STEP) -> int:
-        began.append(time.monotonic())
         if step.attempt < 3:
-            await asyncio.sleep(30)
+            await asyncio.sleep(3_600)
         return step.attempt
 
     def slow_blocking(step: killick.ToolStep = killick.STEP) -> int:
-        began.append(time.monotonic())
         if step.attempt < 3:
-            time.sleep(1.5)
+            while outcomes(world).count("unknown") < step.attempt:
+                time.sleep(0.001)
             raise ValueError("late")
         return step.attempt
 
-    tool = killick.tool(name="slow", effect="idempotent", timeout=1, retry=killick.Retry(attempts=3, first=0))
+    # A busy machine may be too slow for the third attempt too: then a later one is in time.
+    tool = killick.tool(name="slow", effect="idempotent", timeout=0.2, retry=killick.Retry(attempts=99, first=0))
     tool(slow_blocking if blocking else slow)
-    assert world.kd.run(calls_one, "slow", id="r") == 3
-    assert len(began) == 3
+    last = world.kd.run(calls_one, "slow", id="r")
     errors = world.kd.state("r").retries[0].errors
-    assert [error["kind"] for error in errors] == ["timeout", "timeout"]
+    assert last >= 3
+    assert [error["kind"] for error in errors] == ["timeout"] * (last - 1)
     started = world.started("r")
-    assert all(each.deadline == each.at + 1_000_000 for each in started)
+    assert [each.deadline - each.at for each in started] == [200_000] * last
 
 
 def test_a_long_backoff_parks_the_run_and_the_state_says_until_when_and_why(world: Any, clock: Any) -> None:

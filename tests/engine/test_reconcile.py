@@ -351,7 +351,7 @@ def test_r15_a_step_that_was_given_up_while_its_thread_lives_ends_the_same_on_re
 
     parks(world.kd, agent)
     slow.release.set()
-    assert world.kd.runtime.engine.live.wait(10)  # while its thread lived, the run was leased
+    assert world.kd.runtime.engine.live.wait(300)  # while its thread lived, the run was leased
     parks(world.process(), agent)
     assert seen[0] == seen[1]
 

@@ -14,7 +14,7 @@ from killick.log.group_commit import Committer
 from killick.model import events as e
 from world import World
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 
 FAR: dict[str, str] = {}
 """The far side's books: the receipt of each payment, by the key that it came under."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -232,17 +233,15 @@ class _with_foreign_keys:  # noqa: N801
 
 
 def test_a_tool_whose_time_is_up_commits_nothing_however_late_it_comes_back(kd: killick.Client, path: Path) -> None:
-    late = threading.Event()
     seen: list[BaseException] = []
 
-    @killick.tool(effect="transaction", timeout=1, retry=killick.Retry(attempts=2, first=0.001, max=0.001))
+    @killick.tool(effect="transaction", timeout=0.5, retry=killick.Retry(attempts=99, first=0.001, max=0.001))
     def slow(tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', ?, '')", (step.attempt,))
-        if step.attempt == 1:
-            threading.Timer(4, late.set).start()  # long after its time is up, on a busy machine too
-            late.wait(300)
+        while step.attempt == 1 and not seen:
             try:
                 tx.execute("INSERT INTO paid VALUES ('late', 0, '')")
+                time.sleep(0.01)
             except killick.NotDone as told:
                 seen.append(told)
         return step.attempt
@@ -251,9 +250,10 @@ def test_a_tool_whose_time_is_up_commits_nothing_however_late_it_comes_back(kd: 
     async def waiting(run: killick.Run) -> int:
         return await run.call(slow)
 
-    assert kd.run(waiting, id="a") == 2
-    assert rows(path) == [("ann", 2)]
-    assert outcomes(kd, "a") == [("1", "refused"), ("1", "returned")]
+    last = kd.run(waiting, id="a")  # on a busy machine the second attempt may be too late as well
+    assert last > 1
+    assert rows(path) == [("ann", last)]
+    assert outcomes(kd, "a") == [*[("1", "refused")] * (last - 1), ("1", "returned")]
     assert "was abandoned" in str(seen[0])
     assert kd.verify().holds
 

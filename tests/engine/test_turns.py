@@ -33,7 +33,7 @@ def test_a_timer_that_is_due_after_a_pause_takes_no_turn_from_a_branch_that_move
         waiting = branch(order_of_turns, 24), branch(order_of_turns, 22, 23)
         await asyncio.gather(*waiting, branch(order_of_turns, late=True))
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 300))
     assert order == [22, 23, 24]
 
 
@@ -44,4 +44,4 @@ def test_a_branch_that_awaits_something_of_its_own_gives_its_turn_up() -> None:
         await order_of_turns.wait(7)
         assert order_of_turns.computing == 1
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 300))

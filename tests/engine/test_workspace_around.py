@@ -134,7 +134,8 @@ def test_going_back_into_the_middle_of_a_tool_that_changes_the_workspace_does_it
     @killick.tool(effect="workspace")
     def long(folder: Path = killick.WORKSPACE) -> str:
         inside.set()
-        time.sleep(0.2)
+        while not any(step.id == "1.2.1" and step.status == "done" for step in kd.state("r").fold.steps):
+            time.sleep(0.005)
         (folder / "long").write_text("x")
         return "long"
 

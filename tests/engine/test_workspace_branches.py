@@ -19,6 +19,8 @@ from killick.workspace.workspace import Workspace
 from world import World
 
 QUICK = killick.Retry(attempts=3, first=0.001)
+OFTEN = killick.Retry(attempts=99, first=0.001, max=0.001)
+"""For a tool with little time: on a busy machine more attempts than the first may be too late."""
 
 
 @killick.tool(effect="workspace")
@@ -205,13 +207,13 @@ def test_what_a_person_changes_between_two_tries_is_in_a_snapshot(kd: killick.Cl
 def test_an_awaited_tool_whose_time_is_up_finds_the_files_as_they_were(kd: killick.Client, folder: Path) -> None:
     tries: list[dict[str, str]] = []
 
-    @killick.tool(effect="workspace", timeout=2, retry=QUICK)
+    @killick.tool(effect="workspace", timeout=0.5, retry=OFTEN)
     async def slow(folder: Path = killick.WORKSPACE) -> str:
         tries.append(told(folder))
         (folder / "half").write_text("half")
         (folder / "kept").unlink()
         if len(tries) == 1:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3_600)
         return "done"
 
     @killick.agent(workspace=folder)
@@ -219,31 +221,32 @@ def test_an_awaited_tool_whose_time_is_up_finds_the_files_as_they_were(kd: killi
         return await run.call(slow)
 
     assert kd.run(slowly, id="r") == "done"
-    assert tries == [{"kept": "kept"}] * 2
+    assert len(tries) > 1
+    assert tries == [{"kept": "kept"}] * len(tries)
     assert told(folder) == {"half": "half"}
 
 
 def test_a_blocking_tool_whose_time_is_up_is_not_tried_beside_itself(kd: killick.Client, folder: Path) -> None:
     tries: list[dict[str, str]] = []
-    go_on = threading.Event()
 
-    @killick.tool(effect="workspace", timeout=1, retry=QUICK)
+    @killick.tool(effect="workspace", timeout=0.5, retry=OFTEN)
     def slow(folder: Path = killick.WORKSPACE) -> str:
         tries.append(told(folder))
         (folder / "half").write_text("half")
         if len(tries) == 1:
-            go_on.wait(300)
+            while not any(isinstance(each.event, e.AttemptEnded) for each in kd.events("r")):
+                time.sleep(0.01)
             (folder / "half").write_text("late")
             raise ConnectionError("too late")
         return "done"
 
     @killick.agent(workspace=folder)
     async def slowly(run: killick.Run) -> str:
-        threading.Timer(1.4, go_on.set).start()
         return await run.call(slow)
 
     assert kd.run(slowly, id="r") == "done"
-    assert tries == [{"kept": "kept"}] * 2
+    assert len(tries) > 1
+    assert tries == [{"kept": "kept"}] * len(tries)
     assert told(folder) == {"kept": "kept", "half": "half"}
 
 
@@ -291,12 +294,12 @@ def test_a_tool_that_fails_for_good_leaves_what_it_did_and_that_can_be_seen(kd: 
 def test_what_a_timed_out_tool_left_running_is_ended_before_it_is_tried_again(kd: killick.Client, folder: Path) -> None:
     left: list[subprocess.Popen[bytes]] = []
 
-    @killick.tool(effect="workspace", timeout=2, retry=QUICK)
+    @killick.tool(effect="workspace", timeout=0.5, retry=OFTEN)
     async def leaves(folder: Path = killick.WORKSPACE) -> str:
         if not left:
             script = "while true; do echo x >> spoilt; sleep 0.01; done"
             left.append(subprocess.Popen(["sh", "-c", script], cwd=folder))
-            await asyncio.sleep(60)
+            await asyncio.sleep(3_600)
         return "done"
 
     @killick.agent(workspace=folder)

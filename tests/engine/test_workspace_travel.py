@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import killick
+from killick.engine.steps import workspace_folders
 from killick.errors import TimeRefused
 from killick.model import events as e
+from killick.workspace.vault.vault import Vault
 from killick.workspace.workspace import Workspace
 
 
@@ -87,6 +89,18 @@ def test_going_back_twice_without_going_on_is_going_back_to_the_second_place(kd:
     kd.rewind("r", "2:before")
     assert told(folder) == STATES[1]
     assert kd.run(agent, ORDERS, id="r") == ["c", "deep/b"]
+
+
+def test_a_rewind_and_a_fork_close_the_vault_that_they_open(
+    kd: killick.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Vault] = []
+    monkeypatch.setattr(workspace_folders, "Vault", lambda *a, **k: opened.append(Vault(*a, **k)) or opened[-1])
+    kd.run(editing(folder), ORDERS, id="r")
+    assert [vault._closed for vault in opened] == [False], "a client keeps the vault of its runs"
+    kd.rewind("r", "3:before")
+    kd.fork("r", "1:after", id="f")
+    assert [vault._closed for vault in opened[1:]] == [True, True]
 
 
 def test_what_somebody_changed_by_hand_is_kept_when_the_run_goes_back(kd: killick.Client, folder: Path) -> None:

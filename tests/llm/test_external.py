@@ -308,7 +308,7 @@ async def test_a_call_that_its_caller_gave_up_can_be_made_again(kd: killick.Clie
 
     async def again(host: Host) -> None:
         kept.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             assert await host.call(LOOK, {"path": "x"}, key="a", fn=look) == "saw x"
             assert await host.model(look, path="y", key="m") == "saw y"
 
@@ -346,7 +346,7 @@ async def test_a_question_that_its_caller_gave_up_can_be_asked_again(kd: killick
         await kept.wait()
         return path
 
-    async with asyncio.timeout(60), kd.host("thread") as host:
+    async with asyncio.timeout(300), kd.host("thread") as host:
         beside = asyncio.create_task(host.call(LOOK, {"path": "x"}, key="a", fn=slow))
         await began.wait()
         asking = asyncio.create_task(asked(host))
@@ -360,7 +360,7 @@ async def test_a_question_that_its_caller_gave_up_can_be_asked_again(kd: killick
         with pytest.raises(killick.RunWaiting):
             await asked(host)
     kd.answer("thread", "approve", by="ann")
-    async with asyncio.timeout(60), kd.host("thread") as host:
+    async with asyncio.timeout(300), kd.host("thread") as host:
         answer = await asked(host)
         assert answer == "paid 1" if approval else answer.by == "ann"
 

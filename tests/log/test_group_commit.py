@@ -346,7 +346,7 @@ def test_a_barrier_ends_though_a_later_append_took_along_what_it_waits_for() -> 
         store.gate.set()
         await asyncio.wait_for(asyncio.gather(begun, later), 300)
         assert log.head("run_1").seq == 4
-        await asyncio.wait_for(barrier, 30)
+        await asyncio.wait_for(barrier, 300)
 
     asyncio.run(main())
     leader.join()

@@ -25,7 +25,7 @@ def soak(store: str) -> dict[str, Any]:
     """In a process that holds no thread, because it forks."""
     seed = draw_seed()
     asked = [store, "--runs", RUNS, "--workers", 3, "--blows", BLOWS, "--every-seconds", 0.4]
-    asked += ["--restarts", 1, "--limit-seconds", 120]
+    asked += ["--restarts", 1, "--limit-seconds", 1_200]
     done = subprocess.run(
         [sys.executable, "-m", "soak", *map(str, asked), "--seed", str(seed), "--json"],
         capture_output=True,

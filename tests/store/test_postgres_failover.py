@@ -88,7 +88,7 @@ def test_a_step_that_runs_while_its_record_is_lost_is_taken_up_again_and_its_log
             await asyncio.to_thread(pair.restart)
             GOES_ON.set()
             await kd.send("long", "go", None, id="go")
-            await asyncio.wait_for(handle.result(), 120)
+            await asyncio.wait_for(handle.result(), 300)
             assert (await kd.verify()).problems == []
 
     with servers.Pair(synchronous=False) as pair:
@@ -121,7 +121,7 @@ def test_what_an_asynchronous_replica_had_not_received_happens_again_under_the_s
             await kd.send("lost", "go", None, id="go")
             for run in ("kept", "lost"):
                 await kd.send(run, "done", 7, id="done")
-            results = [await asyncio.wait_for(each.result(), 120) for each in (kept, again)]
+            results = [await asyncio.wait_for(each.result(), 300) for each in (kept, again)]
             assert (await kd.verify()).problems == []
         return [number for result in results for number in result]
 
@@ -149,6 +149,6 @@ def test_a_session_that_leads_to_a_standby_waits_for_its_promotion() -> None:
         writer = threading.Thread(target=lambda: written.append(commit(early, following(head, "two")).seq))
         writer.start()
         pair.restart()
-        writer.join(60)
+        writer.join(300)
         assert written == [2]
         early.close()

@@ -271,7 +271,7 @@ def test_work_goes_on_across_restarts_of_the_server() -> None:
         heard, number = "", 0
         while heard != "a":
             number += 1
-            assert number < 100, "nobody is told any more"
+            assert number < 1_000, "nobody is told any more"
             deliver(store, letter("a", f"after {number}"))
             with suppress(Empty):
                 while (heard := rung.get(timeout=0.5)) != "a":

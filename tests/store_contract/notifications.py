@@ -12,7 +12,7 @@ from killick.store.records import OUTBOX_CHANGED, OutboxRow
 from store_contract.builders import creation, following, indexed, letter
 from store_contract.probes import Again, commit, created, deliver
 
-NOTIFIED_SECONDS = 10.0
+NOTIFIED_SECONDS = 300.0
 """How long a test waits for a notification."""
 
 

@@ -208,7 +208,7 @@ def test_a_stream_ends_when_the_server_stops() -> None:
         while not guard.streams:
             await asyncio.sleep(0)
         guard.close()
-        return await asyncio.wait_for(running, 1)
+        return await asyncio.wait_for(running, 300)
 
     found = asyncio.run(asked())
     assert found.body == "one"

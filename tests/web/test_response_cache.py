@@ -283,7 +283,7 @@ def test_a_status_is_read_after_it_was_asked_for_and_once_for_all_who_ask_meanwh
         def statuses(self, runs: tuple[str, ...]) -> dict[str, Any]:
             self.reads.append(set(runs))
             number = len(self.reads)
-            assert self.go.wait(30)
+            assert self.go.wait(300)
             return dict.fromkeys(runs, number)
 
     async def story() -> None:

@@ -367,11 +367,20 @@ def test_a_head_without_end_is_cut_off(kind: Any) -> None:
 
 
 def test_whoever_is_quick_is_served_again_and_again(kind: Any) -> None:
-    with hurried(kind, head_seconds=2) as port, connect(port) as quick:
-        for _ in range(5):
-            quick.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            answered(quick)
-            time.sleep(0.5)  # longer in all than a head may take
+    def served(head_seconds: float) -> bool:
+        """Whether requests are answered that take longer in all than a head may take."""
+        with hurried(kind, head_seconds=head_seconds) as port, connect(port) as quick:
+            try:
+                for _ in range(5):
+                    quick.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    answered(quick)
+                    time.sleep(head_seconds / 4)
+            except (AssertionError, ConnectionError):
+                return False
+        return True
+
+    # A machine may be too busy for a head in two seconds, but not in more and more of them.
+    assert any(map(served, (2, 8, 32)))
 
 
 HEAD: Final = b"POST /api/v1/runs HTTP/1.1\r\nhost: localhost\r\n"

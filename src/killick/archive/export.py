@@ -33,6 +33,7 @@ from killick.model.cipher import is_encrypted
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store, keys_of, opened, opened_piece, raw_store
 from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Message, Row
+from killick.type_init import ready
 
 M = TypeVar("M", bound=MemoryStore)
 
@@ -331,7 +332,7 @@ class Export:
         if not isinstance(version, int) or not 1 <= version <= VERSION or header.get("format") != hashing.FORMAT:
             raise ExportBroken(self.place, f"version {version}, this build of Killick reads up to {VERSION}")
         try:
-            return msgspec.json.decode(line, type=Header)
+            return msgspec.json.decode(line, type=ready(Header))
         except msgspec.ValidationError as error:
             raise ExportBroken(self.place, f"line 1 is damaged ({error})") from None
 

@@ -17,6 +17,7 @@ from killick.errors import ProofBroken, SealRefused
 from killick.model import events as e
 from killick.model import hashing
 from killick.model.merkle import Frontier
+from killick.type_init import ready
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -215,10 +216,10 @@ class SealedRun(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     @classmethod
     def read(cls, line: str) -> SealedRun:
         """Parses a line."""
-        return msgspec.json.decode(line.encode(), type=cls)
+        return msgspec.json.decode(line.encode(), type=ready(cls))
 
 
 def entries_in(text: str) -> tuple[Listed, list[str]]:
     """A seal's entries, and the line before them."""
     header, *lines = text.removesuffix("\n").split("\n")
-    return msgspec.json.decode(header.encode(), type=Listed), lines
+    return msgspec.json.decode(header.encode(), type=ready(Listed)), lines

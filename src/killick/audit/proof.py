@@ -19,6 +19,7 @@ from killick.model import events as e
 from killick.model import hashing
 from killick.model.chunks import Blob, children, references, unpack
 from killick.model.merkle import consistency, includes, inclusion, is_consistent, root
+from killick.type_init import ready
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -188,7 +189,7 @@ def verify_proof(proof: bytes | str, public_key: bytes | str, checkpoint: bytes 
     """
     key, given = key_of(public_key), proof.encode() if isinstance(proof, str) else proof
     try:
-        read = msgspec.json.decode(given, type=Proof)
+        read = msgspec.json.decode(given, type=ready(Proof))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProofBroken("proof", f"is not a proof ({error})") from None
     if read.version != VERSION:

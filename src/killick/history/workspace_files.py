@@ -160,7 +160,7 @@ class Files:
         """Lists the entries below a path, and their changes; only direct ones unless `deep`."""
         name, entry = self.find(path) if path else (b"", self.top)
         changed = {each.path: each for each in self._changes() if each.path and tree.is_at(each.path, name)}
-        changes: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_time_only(each)}
+        changes: dict[bytes, How] = {place: each.how for place, each in changed.items() if not each.is_time_only}
         entries: dict[bytes, FileEntry] = {}
         inside: Counter[bytes] = Counter()
         sizes: Counter[bytes] = Counter()
@@ -223,14 +223,6 @@ def _summed(each: FileEntry, files: int, size: int) -> FileEntry:
     if each.kind != "folder" or each.how == "removed":
         return each
     return replace(each, files=files, size=size)
-
-
-def is_time_only(change: tree.Change) -> bool:
-    """A folder whose contents changed has another time, and no other change."""
-    before, after = change.before, change.after
-    return (
-        before is not None and after is not None and before.is_folder and after.is_folder and before.mode == after.mode
-    )
 
 
 def listed(path: bytes, entry: Entry, how: How | None = None) -> FileEntry:
@@ -392,7 +384,7 @@ def compared(before: FilesSide, after: FilesSide, one: Id, two: Id, load: Load) 
     changes: list[FileChange] = []
     left_out, diffed, lines = 0, 0, 0
     for change in tree.changes(tree.root(one, load), tree.root(two, load), load):
-        if not change.path or is_time_only(change):
+        if not change.path or change.is_time_only:
             continue
         counts[change.how] += 1
         if len(changes) >= LISTED_MAX:

@@ -35,7 +35,7 @@ def fit(value: Any, kind: Any, *, at: str) -> Any:
         if refused.reason.startswith(_UNSUPPORTED):
             return value
         try:
-            return msgspec.convert(value, kind, builtin_types=(bytes, bytearray))  # not base64
+            return msgspec.convert(value, ready(kind), builtin_types=(bytes, bytearray))  # not base64
         except (msgspec.ValidationError, TypeError):
             raise refused from None
 
@@ -95,7 +95,7 @@ _MSGSPEC_PATH: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 
 def _by_msgspec(kind: Any, value: Any) -> Any:
     try:
-        return msgspec.convert(value, kind, builtin_types=_PASSED, dec_hook=_other)
+        return msgspec.convert(value, ready(kind), builtin_types=_PASSED, dec_hook=_other)
     except msgspec.ValidationError as error:
         reason, inner = str(error), error.__cause__
         found = _MSGSPEC_PATH.search(reason)

@@ -11,6 +11,7 @@ import msgspec
 
 from killick.model.failure import Failure
 from killick.proxy.wire import is_list, is_map
+from killick.type_init import ready
 
 CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"})
 """The headers with credentials."""
@@ -53,4 +54,4 @@ def without(failure: Failure, headers: Iterable[tuple[bytes, bytes]]) -> Failure
         secret = value.split()[-1] if name.lower() in CREDENTIALS and value.split() else b""
         if len(secret) >= _CHARS_MIN:
             encoded = encoded.replace(secret, HIDDEN.encode())
-    return msgspec.json.decode(encoded, type=Failure)
+    return msgspec.json.decode(encoded, type=ready(Failure))

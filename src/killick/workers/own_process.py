@@ -30,6 +30,7 @@ from killick.logger import get_logger
 from killick.store import open_store
 from killick.store.protocol import Store
 from killick.store.records import Head
+from killick.type_init import ready
 
 logger: Final = get_logger("killick")
 
@@ -122,7 +123,7 @@ def main() -> None:
     out, sys.stdout = sys.stdout, sys.stderr
     # Unbuffered: a thread may still be reading a line when the interpreter exits.
     orders = cast("BinaryIO", open(0, "rb", buffering=0, closefd=False))  # noqa: SIM115
-    order = msgspec.json.decode(orders.readline(), type=_Order)
+    order = msgspec.json.decode(orders.readline(), type=ready(_Order))
     _import(order)
     with contextlib.closing(Runtime(decrypting(open_store(order.url)), url=order.url)) as runtime:
         asyncio.run(_advance(runtime, order, orders, out))

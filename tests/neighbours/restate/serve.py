@@ -19,7 +19,7 @@ from neighbours import engine_agents as engine_agents
 
 async def listens(port: int) -> None:
     """Until somebody answers there."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -29,7 +29,7 @@ def lines(world: Path) -> list[str]:
 
 
 def wait_until(seen: Callable[[], Any]) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while not seen():
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -122,7 +122,7 @@ def test_an_endpoint_that_is_told_to_stop_finishes_its_step_and_another_goes_on(
         handle = kd.start(agents.walker, 1_500, id="stopping-1")
         wait_until(lambda: kd.runtime.log.head("stopping-1").seq > 60)
         first.send_signal(signal.SIGINT)
-        assert first.wait(20) == 0
+        assert first.wait(300) == 0
         assert kd.info("stopping-1").status != "completed"
         assert asyncio.run(goes_on(kd, server, port, [handle])) == [1_500]
         events = [each.event for each in kd.events("stopping-1", limit=10_000)]

@@ -33,7 +33,7 @@ async def serving(
 
 
 async def until(seen: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(300):
         while not await asyncio.to_thread(seen):
             await asyncio.sleep(0.02)
 
@@ -142,7 +142,7 @@ def test_a_run_can_be_cancelled_through_restate(server: RestateServer, store: st
         async with serving(server, store, port) as (kd, engine):
             handle = await engine.start(agents.asker, "ann", id="cancelling-1")
             await until(lambda: kd.inbox())
-            told = await asyncio.to_thread(httpx.post, f"{server.ingress}/killick/cancelling-1/cancel", timeout=20)
+            told = await asyncio.to_thread(httpx.post, f"{server.ingress}/killick/cancelling-1/cancel", timeout=300)
             assert told.is_success
             with pytest.raises(killick.errors.RunCancelled):
                 await handle.result(20)

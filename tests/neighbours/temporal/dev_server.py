@@ -54,7 +54,7 @@ class DevServer:
         return await Client.connect(self.address)
 
     def _wait(self) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while time.monotonic() < until:
             command = [str(CLI), "operator", "namespace", "describe", "default", "--address", self.address]
             if subprocess.run(command, capture_output=True, check=False, timeout=600).returncode == 0:

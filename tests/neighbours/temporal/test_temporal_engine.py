@@ -39,7 +39,7 @@ async def events(client: Client, run: str) -> Counter[str]:
 
 
 async def until(seen: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(300):
         while not await asyncio.to_thread(seen):
             await asyncio.sleep(0.02)
 

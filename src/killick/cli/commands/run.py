@@ -29,6 +29,7 @@ from killick.model.facts import Step
 from killick.model.state import State
 from killick.presenting.documents import errors
 from killick.store.records import ENDED
+from killick.type_init import ready
 
 LOOK_SECONDS: Final = 0.1
 """How often progress looks at the record."""
@@ -327,7 +328,7 @@ def fitting(agent: AnyAgent, text: str | None) -> Any:
             return value
     try:
         # Types that JSON lacks are written as text: dates, identifiers, decimals, bytes.
-        return msgspec.convert(found, agent.input_type)
+        return msgspec.convert(found, ready(agent.input_type))
     except (msgspec.ValidationError, TypeError):
         raise CommandFailed(f"{_misfit(_refused(agent, found))}; {takes}") from None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import threading
 from collections import defaultdict
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
@@ -85,11 +87,10 @@ class Folders:
         if keys is not None and not keys.key_of(run).startswith(STORE_OWNER):
             raise WorkspaceRefused(run, OF_THE_STORE)
         facts = ledger.facts
-        root = root_of(run)[0]
         with self._mutex:
             place = str(vault_of(facts, self._store, declared.configured_vault))
             vault = self._vaults.setdefault(place, opened_vault(place, self._store))
-            found = declared.of(root, path=facts.workspace, vault=vault, hidden=hidden_of(self._store))
+            found = declared.of(root_of(run)[0], path=facts.workspace, vault=vault, hidden=hidden_of(self._store))
             key = _key(found)
             found = self._open.pop(key, found)
             self._open[key] = found
@@ -127,12 +128,16 @@ def hidden_of(store: Store) -> tuple[str, ...]:
     return (store.place,) if store.proves_life else ()
 
 
-def workspace_of(ledger: Ledger, store: Store) -> Workspace:
-    """The workspace of a run as its record has it, whether or not its agent is known here."""
+@contextlib.contextmanager
+def workspace_of(ledger: Ledger, store: Store) -> Generator[Workspace]:
+    """The workspace of a run as its record has it, whether or not its agent is known here. Closes its vault too."""
     facts = ledger.facts
     if facts.workspace is None:
         raise WorkspaceRefused("the run", "has no workspace on record")
-    return Workspace(
-        facts.workspace, exclude=facts.exclude, gitignore=facts.gitignore,
-        vault=opened_vault(vault_of(facts, store), store), hidden=hidden_of(store),
-    )  # fmt: skip
+    with (
+        contextlib.closing(opened_vault(vault_of(facts, store), store)) as vault,
+        Workspace(
+            facts.workspace, exclude=facts.exclude, gitignore=facts.gitignore, vault=vault, hidden=hidden_of(store)
+        ) as workspace,
+    ):  # fmt: skip
+        yield workspace

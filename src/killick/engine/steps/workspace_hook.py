@@ -29,7 +29,7 @@ from killick.permissions import make_folder
 from killick.workspace import processes, tree
 from killick.workspace.processes import HOLDER_ENV, Process
 from killick.workspace.restore import Restored
-from killick.workspace.tree import Change, Id
+from killick.workspace.tree import Id
 from killick.workspace.workspace import RUN, Capture, Snapshot, Workspace
 
 logger: Final = get_logger("killick")
@@ -247,9 +247,7 @@ class Files:
 
     def _is_back(self, a: FileUser) -> bool:
         """Whether the files were restored since the last attempt: later changes of other processes stay."""
-        if a.step in self._back_since:
-            return True
-        return not a.started and a.past is not None and self._went_back(a.past)
+        return a.step in self._back_since or (not a.started and a.past is not None and self._went_back(a.past))
 
     def _went_back(self, step: Step) -> bool:
         """Whether the files went back since the last attempt of a step that is on record."""
@@ -345,7 +343,7 @@ class Files:
         workspace, load = self.workspace, self.workspace.vault.load
         found = workspace.capture(self.owner).root
         now, after = tree.root(found, load), after or found
-        wanted = [change for change in workspace.diff(before, after) if not _is_time_alone(change)]
+        wanted = [change for change in workspace.diff(before, after) if not change.is_time_only]
         held = {change.path: tree.find(now, change.path, load) for change in wanted}
         done = [change for change in wanted if not _same(held[change.path], change.before)]
         others = [os.fsdecode(change.path) for change in done if not _same(held[change.path], change.after)]
@@ -355,14 +353,6 @@ class Files:
         paths = [change.path for change in done]
         names = [os.fsencode(path).decode(errors="replace") for path in paths]
         return names, workspace.restore(before, paths, self.owner) if paths else None
-
-
-def _is_time_alone(change: Change) -> bool:
-    """The modification time of a folder changes with its entries."""
-    before, after = change.before, change.after
-    if before is None or after is None:
-        return False
-    return before.is_folder and after.is_folder and before.mode == after.mode
 
 
 def _same(one: tree.Entry | None, other: tree.Entry | None) -> bool:
