@@ -185,6 +185,7 @@ def test_on_a_phone_the_list_leads_to_a_question_and_back(kd: Client, watch: Wat
         page.get_by_role("list", name="Questions").get_by_role("link", name="claim-18:5").click()
         page.wait_for_url("**wait=claim-18*")
         expect(page.get_by_role("article", name="claim-18:5")).to_be_visible()
+        expect(page.get_by_role("button", name="Approve")).to_be_in_viewport(ratio=1)
         expect(page.get_by_role("list", name="Questions")).to_have_count(0)
         page.get_by_role("link", name="← All questions").click()
         expect(page.get_by_role("list", name="Questions")).to_be_visible()
