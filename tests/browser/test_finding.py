@@ -107,6 +107,38 @@ def test_columns_are_chosen_and_stay_in_the_address_and_a_view_is_saved_by_name(
         expect(page).to_have_url(re.compile(r"/runs\?tag=vip$"))
 
 
+def test_runs_are_sorted_by_a_column_and_the_address_says_so(kd: Client, watch: Watch) -> None:
+    def order(page: Page) -> list[str]:
+        return [str(each.get_attribute("data-pick")) for each in page.locator("[data-pick]").all()]
+
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs?columns=took&columns=changed&columns=tokens&columns=cost")
+        page.get_by_role("columnheader", name="Tokens").get_by_role("link").click()
+        page.wait_for_url("**sort=-tokens*")
+        assert set(order(page)[:3]) == {"claim-17", "claim-18", "claim-19"}  # those that called a model
+        head = page.get_by_role("columnheader", name="Tokens")
+        expect(head).to_have_attribute("aria-sort", "descending")
+        head.get_by_role("link").click()
+        page.wait_for_url("**sort=tokens*")
+        expect(head).to_have_attribute("aria-sort", "ascending")
+        page.get_by_role("columnheader", name="Took").get_by_role("link").click()
+        page.wait_for_url("**sort=-took*")
+        longest = order(page)
+        assert longest[0] == "claim-18"
+        assert longest.index("claim-17") < longest.index("close-2026-10")
+        page.get_by_role("link", name="Waiting").click()
+        page.wait_for_url("**status=waiting*")
+        assert order(page) == [run for run in longest if kd.info(run).status == "waiting"]
+        page.get_by_role("link", name="Newest first").click()
+        expect(page).not_to_have_url(re.compile("sort="))
+        assert page.evaluate(LOOKING) == []
+        phone = window.goto("/runs")
+        phone.set_viewport_size({"width": 390, "height": 780})
+        phone.get_by_label("Sort").select_option("latest change")
+        phone.wait_for_url("**sort=-changed*")
+        assert order(phone)[:2] == ["claim-20", "claim-19"]
+
+
 def test_a_read_of_the_api_is_tried_on_its_page(kd: Client, watch: Watch) -> None:
     with bridge(kd) as server, watch(server) as window:
         page = window.goto("/api")

@@ -116,6 +116,7 @@ def test_an_approval_is_answered_with_an_edit_in_the_form_and_the_run_goes_on_wi
     with bridge(kd) as server, watch(server) as window:
         page = window.goto("/inbox")
         page.evaluate(STAYS)
+        page.get_by_role("list", name="Questions").get_by_role("link", name="claim-18:5").click()
         asked = page.get_by_role("article", name="claim-18:5")
         asked.get_by_text("Edit the arguments").click()
         amount = asked.get_by_role("textbox", name="amount")
@@ -130,6 +131,65 @@ def test_an_approval_is_answered_with_an_edit_in_the_form_and_the_run_goes_on_wi
     assert (paid.arguments["amount"], paid.status) == (900, "done")
     [answer] = kd.find.answers(run="claim-18")
     assert (answer.verb, answer.by) == ("edit", "ann")
+
+
+def test_the_inbox_is_a_list_and_the_chosen_question_and_the_address_says_which(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/inbox")
+        rows = page.get_by_role("list", name="Questions").locator("[data-choose]")
+        expect(rows.first).to_contain_text("in doubt")
+        expect(page.get_by_role("article")).to_have_count(1)
+        expect(page.get_by_role("article")).to_have_attribute("aria-label", "letter-3:1")
+        expect(page).to_have_url(re.compile("wait=letter-3%3A1"))
+        order = [str(row.get_attribute("data-choose")) for row in rows.all()]
+        page.keyboard.press("j")
+        expect(page.get_by_role("article")).to_have_attribute("aria-label", order[1])
+        page.keyboard.press("j")
+        page.keyboard.press("k")
+        expect(page.get_by_role("article")).to_have_attribute("aria-label", order[1])
+        page = window.goto("/inbox?wait=claim-18:5")
+        shown = page.get_by_role("article")
+        expect(shown).to_contain_text("the agent’s reason")
+        expect(shown).to_contain_text("is called with these arguments, and the run continues")
+        page.keyboard.press("r")
+        expect(shown.get_by_role("button", name="Reject")).to_be_focused()
+        bar, at = shown.locator(".answer-bar").bounding_box(), page.viewport_size
+        assert bar is not None
+        assert at is not None
+        assert bar["y"] + bar["height"] <= at["height"]
+        page.keyboard.press("Enter")
+        expect(rows).to_have_count(len(order) - 1)
+        expect(page.get_by_role("article")).to_have_count(1)
+        expect(page).not_to_have_url(re.compile("claim-18"))
+    assert [wait.id for wait in kd.inbox(answered=True)] == ["claim-18:5"]
+
+
+def test_a_question_that_comes_later_does_not_take_the_place_of_the_one_that_is_read(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/inbox?asks=question")
+        shown = page.get_by_role("article")
+        name = str(shown.get_attribute("aria-label"))
+        shown.get_by_role("textbox", name="Comment").fill("half a sentence")
+        shown.locator(".prompt").click()
+        office.ran(kd, office.onboard, "gil", "onboard-gil", priority=9)
+        office.CLOCK.advance(2)
+        expect(page.locator('[data-choose^="onboard-gil"]')).to_have_count(1)
+        expect(shown).to_have_attribute("aria-label", name)
+        expect(shown.get_by_role("textbox", name="Comment")).to_have_value("half a sentence")
+
+
+def test_on_a_phone_the_list_leads_to_a_question_and_back(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server, viewport={"width": 390, "height": 780}) as window:
+        page = window.goto("/inbox")
+        expect(page.get_by_role("article")).to_have_count(0)
+        page.get_by_role("list", name="Questions").get_by_role("link", name="claim-18:5").click()
+        page.wait_for_url("**wait=claim-18*")
+        expect(page.get_by_role("article", name="claim-18:5")).to_be_visible()
+        expect(page.get_by_role("button", name="Approve")).to_be_in_viewport(ratio=1)
+        expect(page.get_by_role("list", name="Questions")).to_have_count(0)
+        page.get_by_role("link", name="← All questions").click()
+        expect(page.get_by_role("list", name="Questions")).to_be_visible()
+        expect(page.get_by_role("article")).to_have_count(0)
 
 
 def test_what_was_typed_is_what_is_approved_and_no_button_approves_anything_else(kd: Client, watch: Watch) -> None:
@@ -194,7 +254,7 @@ def test_one_answer_is_given_to_all_that_ask_the_same_after_each_was_named(kd: C
         office.ran(kd, office.review, office.Claim(number, "Gil Hart", amount), f"claim-{number}")
     office.CLOCK.is_open = False
     with bridge(kd) as server, watch(server) as window:
-        page = window.goto("/inbox")
+        page = window.goto("/inbox?wait=claim-31:5")
         asked = page.get_by_role("article", name="claim-31:5")
         also = asked.get_by_role("checkbox", name="and to the 2 others that ask the same")
         also.check()

@@ -29,7 +29,8 @@ def kd(tmp_path: Path) -> Iterator[Client]:
         for run, holder in (("report-7", "4312-works"), ("report-8", "4313-gone")):
             made.start(office.report, "today", id=run)
             log = made.runtime.log.open(run, holder=holder, seconds=30)
-            taken = e.RunTaken(at=made.runtime.clock.now_us(), epoch=log.epoch, holder=holder)
+            place = {"host": "web-1", "slots": 10} if run == "report-7" else {}
+            taken = e.RunTaken(at=made.runtime.clock.now_us(), epoch=log.epoch, holder=holder, **place)
             log.append(Entry(taken))
         made.runtime.store.release("report-8", epoch=log.epoch, left=True)
         yield made
@@ -42,6 +43,8 @@ def test_each_worker_has_one_row_with_what_it_is_at_and_idle_ones_are_there(kd: 
         expect(rows).to_have_count(3)
         works, gone = rows.filter(has_text="process 4312"), rows.filter(has_text="process 4313")
         expect(works).to_contain_text("OK")
+        expect(works).to_contain_text("process 4312 on web-1")
+        expect(works).to_contain_text("1 of 10")
         expect(works.get_by_role("link", name="report-7")).to_be_visible()
         expect(gone).to_contain_text("lost: its runs are abandoned")
         idle = rows.filter(has_text=f"process {os.getpid()}")

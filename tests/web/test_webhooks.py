@@ -21,11 +21,11 @@ import killick
 from killick.errors import DeclarationRefused
 from killick.store import MemoryStore
 from killick.triggers import TRIGGERS
-from killick.web import events
 from killick.web import webhooks as receiving
 from killick.web.addresses import Paths
 from killick.web.app_context import AppContext
 from killick.web.endpoints import Endpoints
+from killick.web.handlers import triggers
 from killick.web.idempotency import IdempotencyKeys
 from killick.web.routes import Person
 
@@ -70,7 +70,7 @@ class Desk:
         self.client = client
         self.clock = clock
         context = AppContext(client, access=Anybody(), webhooks=webhooks)
-        routes = Endpoints(context, once=IdempotencyKeys(client)).table((*receiving.ROUTES, *events.ROUTES))
+        routes = Endpoints(context, once=IdempotencyKeys(client)).table((*receiving.ROUTES, *triggers.ROUTES))
         self._transport = httpx.ASGITransport(Paths(Starlette(routes=routes)))
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:

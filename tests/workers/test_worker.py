@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -197,6 +198,19 @@ async def test_a_failed_run_is_failed_and_the_worker_goes_on(kd: killick.Client,
     assert [each["what"] for each in told if each.get("run") == "broken"] == ["claimed", "failed"]
     assert [each["what"] for each in told if each.get("run") == "fine"] == ["claimed", "completed"]
     assert (told[0]["what"], told[-1]["what"]) == ("started", "stopped")
+
+
+@on_loop
+async def test_a_worker_records_its_host_and_its_slots_where_it_takes_a_run(kd: killick.Client) -> None:
+    kd.run(stepping, ["here"], id="here")
+    kd.start(stepping, ["there"], id="there")
+    async with kd.worker(concurrency=7):
+        await ended(kd, "there")
+    taken = {
+        run: [(event.host, event.slots) for _, event, _ in kd.events(run) if isinstance(event, e.RunTaken)]
+        for run in ("here", "there")
+    }
+    assert taken == {"here": [("", 0)], "there": [(platform.node(), 7)]}
 
 
 @on_loop

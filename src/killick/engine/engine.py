@@ -41,6 +41,7 @@ class Engine:
         self.clock = clock
         self.ids = ids
         self.holder = holder
+        self.host, self.slots = "", 0  # of a worker: where it is, and how many runs it executes at once
         self.build = build
         self.lease_seconds = lease_seconds
         self.grace_seconds = grace_seconds

@@ -210,10 +210,9 @@ def watch(ex: Execution) -> Watch | None:
 
 
 def taken(ex: Execution, event: e.RunTaken, *, started: e.RunStarted | None = None, warm: bool = False) -> e.RunTaken:
-    """A run is taken: the event as it is to be written, with the trace of its run span."""
-    found = watch(ex)
-    trace = None if found is None else found.begin(event, started, warm=warm)
-    return event if trace is None else replace(event, trace=trace)
+    """A run is taken: the event as it is to be written, with its worker, and the trace of its run span."""
+    trace = None if (found := watch(ex)) is None else found.begin(event, started, warm=warm)
+    return replace(event, trace=trace, host=ex.engine.host, slots=ex.engine.slots)
 
 
 def end_span(ex: Execution | None, advanced: RunOutcome | None = None, *, error: BaseException | None = None) -> None:

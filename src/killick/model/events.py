@@ -135,14 +135,16 @@ class ForkMade(Event, frozen=True, tag="fork.made"):
 
 
 class RunTaken(Event, frozen=True, tag="run.taken"):
-    """A worker took the lease with this build. `trace` is its trace context. `alone`: the process holds no other
-    run."""
+    """A process took the lease with this build. `trace` is its trace context. `alone`: the process holds no other run.
+    A worker records its `host`, and its `slots`: how many runs it executes at once."""
 
     epoch: int
     holder: str
     build: Build = Build()
     trace: str | None = None
     alone: bool = False
+    host: str = ""
+    slots: int = 0
 
 
 class LeaseLapsed(Event, frozen=True, tag="lease.lapsed"):

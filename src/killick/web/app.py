@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
 from killick.presenting.encoder import words_of
-from killick.web import events, openapi, streams
+from killick.web import openapi, streams
 from killick.web import webhooks as receiving
 from killick.web.addresses import API, Paths
 from killick.web.app_context import AppContext
@@ -30,7 +30,6 @@ from killick.web.handlers import (
     compare,
     graph,
     inbox,
-    metrics,
     operations,
     overview,
     record,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from killick.client.client import Client
 
 SLICES: Final[tuple[Any, ...]] = (
-    operations, compare, graph, search, streams, status, inbox, metrics, boundary, events, receiving, overview,
+    operations, compare, graph, search, streams, status, inbox, boundary, receiving, overview,
     record, run_detail, run_list, start, step_detail, step_list, tokens, trace, triggers, window, workspace,
 )  # fmt: skip
 """The modules whose routes make up the app."""
@@ -111,7 +110,7 @@ def asgi(
         routes=[
             StarletteRoute("/static/{version}/{name}", static),
             *sessions.routes(context),
-            *metrics.routes(endpoints),
+            *status.routes(endpoints),
             *endpoints.table(ROUTES),
         ],
         exception_handlers={HTTPException: missing},

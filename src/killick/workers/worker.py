@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import platform
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
@@ -113,6 +114,8 @@ class Worker:
         executor = self._runtime.executor()
         # The bell tells runs that are live of what comes.
         usual, executor.poll_seconds = executor.poll_seconds, self._poll_seconds * 2
+        self._runtime.engine.host = platform.node()
+        self._runtime.engine.slots += self._concurrency
         log_transition("started", worker=self.name, concurrency=self._concurrency)
         trimmed, diverged = self._runtime.clock.monotonic(), dict[str, int]()
         await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
@@ -130,10 +133,10 @@ class Worker:
         finally:
             self._stop_watching()
             executor.poll_seconds = usual
-            for task in [*self._attending.values(), *self._resting]:
+            self._runtime.engine.slots -= self._concurrency
+            for task in (pending := [*self._attending.values(), *self._resting]):
                 task.cancel()
-            if pending := {*self._attending.values(), *self._resting}:
-                await asyncio.wait(pending)
+            await asyncio.gather(*pending, return_exceptions=True)
             log_transition("stopped", worker=self.name)
 
     def drain(self) -> None:
@@ -274,8 +277,6 @@ class Worker:
     async def _yield_slots(self, executor: Executor) -> None:
         """All slots are taken: runs of lower priority yield theirs to more urgent ones that wait."""
         runtime = self._runtime
-        if not self._slots:
-            return
         now_us, agents = runtime.clock.now_us(), self._known()
         waiting = await asyncio.to_thread(runtime.store.due, now_us, limit=self._concurrency, agents=agents)
         leaving = [slot for slot in self._slots.values() if slot.leaves]

@@ -46,6 +46,7 @@ class InboxAsked(msgspec.Struct, frozen=True, kw_only=True):
     to: Annotated[str, msgspec.Meta(max_length=200, description="Only questions to this person or role.")] | None = None
     mine: Annotated[bool, msgspec.Meta(description="Only what the caller may answer and has not.")] = False
     asks: Annotated[tuple[Kind, ...], msgspec.Meta(max_length=3, description="Only these kinds.")] = ()
+    wait: Annotated[str, msgspec.Meta(max_length=1000, description="The question that the page shows.")] | None = None
     cursor: Annotated[str, msgspec.Meta(max_length=200, description="`next` of the page before.")] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="At least so many, where there are.")] = 25
 
@@ -85,7 +86,8 @@ class AnsweredQuestion(Document, frozen=True):
 
 
 class Inbox(Document, frozen=True):
-    """Open questions, the most urgent first; and recently answered ones."""
+    """Open questions, the most urgent first; and recently answered ones. `one` is the question that was asked for, and
+    `gone` says why it is not among them."""
 
     questions: tuple[InboxQuestion, ...]
     answered: tuple[AnsweredQuestion, ...]
@@ -136,26 +138,33 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
     if wanted.cursor is None:
         done = asked.page(client.runtime.log, chosen, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
     doubts_first = sorted(found.waits, key=lambda wait: wait.waits_for != "settlement")
-    questions = tuple(question(client, wait, call.person.name) for wait in doubts_first)
+    questions, gone = tuple(question(client, wait, call.person.name) for wait in doubts_first), None
+    if wanted.wait is not None and wanted.wait not in (each.id for each in questions):
+        named, gone = _named(client, wanted.wait, call.person.name)
+        questions = (*named, *questions)
     return Inbox(
         questions=questions,
         answered=tuple(_answered(client, wait) for wait in done[:ANSWERED_MAX]),
         runs=tuple(dict.fromkeys(each.run for each in questions)),
-        to=wanted.to, mine=wanted.mine, asks=wanted.asks, next=found.next,
+        to=wanted.to, mine=wanted.mine, asks=wanted.asks, one=wanted.wait, gone=gone, next=found.next,
     )  # fmt: skip
 
 
 def one(call: Call[WaitAsked, Any]) -> Inbox:
     """One question; or who answered it first."""
-    client, wait = call.client, call.asked.wait
+    questions, gone = _named(call.client, call.asked.wait, call.person.name)
+    run = call.asked.wait.rpartition(":")[0]
+    return Inbox(questions=questions, answered=(), runs=(run,), to=None, mine=False, one=call.asked.wait, gone=gone)
+
+
+def _named(client: Client, wait: str, person: str) -> tuple[tuple[InboxQuestion, ...], str | None]:
+    """A question by its id; or none, and why."""
     run, _, step = wait.rpartition(":")
     state = client.state(run)
     found = [each for each in waits_of(client.runtime.store, state) if each.step == step and each.waits_for in _PEOPLE]
-    gone = None if found and not _is_answered(client, found[0]) else _gone(client, run, step, state)
-    return Inbox(
-        questions=() if gone else tuple(question(client, each, call.person.name) for each in found), answered=(),
-        runs=(run,), to=None, mine=False, one=wait, gone=gone,
-    )  # fmt: skip
+    if not found or _is_answered(client, found[0]):
+        return (), _gone(client, run, step, state)
+    return tuple(question(client, each, person) for each in found), None
 
 
 def question(client: Client, wait: Wait, person: str) -> InboxQuestion:

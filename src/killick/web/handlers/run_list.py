@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from killick.history.listing import STATUSES, Line, counted, selected
 from killick.presenting.needs import Needs
 from killick.presenting.runs import RunSummary, run_summary
-from killick.store.records import OWN_AGENTS, RunQuery
+from killick.store.records import ENDED, OWN_AGENTS, RunQuery, RunRow
 from killick.web.problems import Problem
 from killick.web.routes import Call, get
 from killick.web.tallies import READ_SECONDS, RunUsage
@@ -25,9 +25,15 @@ Status = Literal[
 ]  # fmt: skip
 WaitsFor = Literal["person", "doubt", "time", "message", "child", "backoff"]
 Column = Literal["where", "started", "took", "changed", "tokens", "cost"]
+Sort = Literal[
+    "started", "-started", "took", "-took", "changed", "-changed", "tokens", "-tokens", "cost", "-cost",
+]  # fmt: skip
 COLUMNS: Final[tuple[Column, ...]] = ("where", "started", "took", "changed")
 LOOK_MAX: Final = 1_000
 """How many runs are read for a page of those that wait for one thing."""
+
+SORTED_MAX: Final = 2_000
+"""How many runs are sorted, the newest that match: the index has them by their start alone."""
 
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 
@@ -44,13 +50,16 @@ class CountsAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunsAsked(CountsAsked, frozen=True, kw_only=True):
-    """Which runs are wanted, and which page of them, newest first."""
+    """Which runs are wanted, and which page of them, newest first or sorted."""
 
     status: Annotated[
         tuple[Status, ...],
         msgspec.Meta(max_length=20, description="A run whose process died is abandoned, and not running."),
     ] = ()
     waits_for: Annotated[WaitsFor, msgspec.Meta(description="Only runs that wait for this.")] | None = None
+    sort: (
+        Annotated[Sort, msgspec.Meta(description="Among the newest 2,000 that match; with `-` from the most.")] | None
+    ) = None
     columns: Annotated[
         tuple[Column, ...], msgspec.Meta(max_length=6, description="Of the page; `usage` is there for tokens or cost.")
     ] = COLUMNS
@@ -82,27 +91,29 @@ class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of runs, newest first; `next` is the cursor of the page after it. `counts` are of all that match but for
-    their status; `agents` are all that have runs; `needs` is of all runs. `usage` is of each of `runs`, where their
-    columns were asked for."""
+    """A page of runs, newest first or sorted; `next` is the cursor of the page after it. `counts` are of all that match
+    but for their status; `agents` are all that have runs; `needs` is of all runs. `usage` is of each of `runs`, where
+    their columns were asked for. `sorted` is how many were sorted, and `partly`: the usage of some is not read yet."""
 
     runs: tuple[RunSummary, ...]
     counts: StatusCounts
     agents: tuple[str, ...]
     needs: Needs
     usage: tuple[RunUsage | None, ...] = ()
+    sorted: int | None = None
+    partly: bool = False
     next: str | None = None
 
 
 def runs(call: Call[RunsAsked, Any]) -> RunList:
     """Runs, newest first: each with its position, and its wait or its failure."""
     store, query, person = call.client.runtime.store, query_of(call), call.person
-    lines, following = _page(call, query)
+    lines, following, order = _sorted(call, query) if call.asked.sort is not None else (*_page(call, query), {})
     found = counted(store, query)
     known = found if query == RunQuery() else None
     return RunList(
         runs=tuple(map(run_summary, lines)), counts=StatusCounts.of(found), next=following,
-        agents=tuple(store.agents()), usage=_usage(call, lines),
+        agents=tuple(store.agents()), usage=_usage(call, lines), **order,
         needs=call.context.questions.needs(person.name, known, may_answer=person.may("operator")),
     )  # fmt: skip
 
@@ -114,6 +125,39 @@ def _usage(call: Call[RunsAsked, Any], lines: Sequence[Line]) -> tuple[RunUsage 
     rows = [row for line in lines if (row := call.client.runtime.store.index(line.run)) is not None]
     read = call.context.tallies.of(rows, seconds=READ_SECONDS)
     return tuple(RunUsage.of(read[line.run]) if line.run in read else None for line in lines)
+
+
+def _sorted(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str | None, dict[str, Any]]:
+    """The lines of a page of sorted runs, the cursor of the next, and how many were sorted. The cursor is a place."""
+    asked, name = call.asked, str(call.asked.sort).removeprefix("-")
+    status = asked.status or (("waiting",) if asked.waits_for is not None else ())
+    rows = selected(call.client.runtime.store, replace(query, status=status), limit=SORTED_MAX)
+    if asked.waits_for is not None:
+        waiting = call.context.listing.lines(rows[:LOOK_MAX], call.now_us)
+        found = {line.run for line in waiting if any(one.kind == asked.waits_for for one in line.about)}
+        rows = [row for row in rows if row.run in found]
+    read = call.context.tallies.of(rows, seconds=READ_SECONDS) if name in ("tokens", "cost") else {}
+
+    def key(row: RunRow) -> int:
+        tally = read.get(row.run)
+        match name:
+            case "took" if row.status == "queued":
+                return -1
+            case "took":
+                return (row.changed_at_us if row.status in ENDED else call.now_us) - row.started_at_us
+            case "tokens":
+                return tally.tokens_in + tally.tokens_out if tally is not None else -1
+            case "cost":
+                return tally.cost_micros if tally is not None else -1
+            case _:
+                return row.changed_at_us if name == "changed" else row.started_at_us
+
+    ordered = sorted(rows, key=lambda row: (key(row), row.number), reverse=str(asked.sort).startswith("-"))
+    at = int(asked.cursor or 0)
+    page = ordered[at : at + asked.limit]
+    following = str(at + asked.limit) if at + asked.limit < len(ordered) else None
+    is_partly = name in ("tokens", "cost") and len(read) < len(rows)
+    return call.context.listing.lines(page, call.now_us), following, {"sorted": len(rows), "partly": is_partly}
 
 
 def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str | None]:

@@ -1,4 +1,4 @@
-"""The status of workers and store: which worker holds which run, the due runs, and the store's health.
+"""The status of workers and store: which worker holds which run, the due runs, the store's health, and metrics.
 
 Reads listings, heads and the ends of logs, never a whole one: it reports nothing about unread parts, and
 `killick store verify` proves the record.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 
 from killick.audit.seal import SEALS
 from killick.client.client import Client
@@ -24,9 +26,11 @@ from killick.presenting.documents import Document
 from killick.store.records import OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
 from killick.triggers import TAG as TRIGGER_TAG
 from killick.version import VERSION
+from killick.web.endpoints import Endpoints
 from killick.web.handlers.run_list import StatusCounts
 from killick.web.handlers.triggers import hook_lines
 from killick.web.routes import Call, Nothing, get
+from killick.workers import metrics as meters
 from killick.workers.hooks import TAG as HOOK_TAG
 
 HELD_MAX: Final = 50
@@ -37,7 +41,7 @@ APART_MAX: Final = 50
 
 SEEN_MAX: Final = 40
 SEEN_EVENTS: Final = 200
-"""The newest runs, and the last events of each, that are read for idle workers."""
+"""The newest runs that are read for idle workers, and the events at each end of a log that are read for its worker."""
 
 DUE_MAX: Final = 50
 """Runs that are due of which more is said than that they are."""
@@ -60,7 +64,7 @@ class HeldRun(Document, frozen=True):
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A process that has runs leased, or is idle. `lease_seconds` is the time left of its first lease to expire, if
-    any expires.
+    any expires. A worker has its `host`, and its `slots`: how many runs it executes at once.
 
     `duties` are its triggers and hooks, `agents` those of the runs that it has or had. An idle one has `since`: when
     the last of its runs changed. A holder that is not alive abandoned its runs.
@@ -68,6 +72,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     holder: str
     name: str
+    pid: int | None
+    host: str | None
+    slots: int | None
     alive: bool
     since_us: int | None = None
     lease_seconds: float | None
@@ -92,8 +99,8 @@ class DueRun(Document, frozen=True):
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
     """The holders of runs, the idle workers, and the due runs. `late`: a run has been due for longer than expected.
 
-    The store records no hosts and no slots, and knows a worker from its first run on. `idle_known` is false where it
-    cannot prove that a worker without a lease is alive; then idle workers are not listed.
+    The store knows a worker from its first run on. `idle_known` is false where it cannot prove that a worker without a
+    lease is alive; then idle workers are not listed.
     """
 
     workers: tuple[Worker, ...]
@@ -142,28 +149,46 @@ def _workers(client: Client) -> Iterator[Worker]:
         held = tuple(_held(client, row) for row in rows if not row.agent.startswith(OWN_AGENTS))
         duties = tuple(sorted(row.run for row in rows if row.agent.startswith(OWN_AGENTS)))
         yield Worker(
-            holder=each.holder, name=process(each.holder), alive=each.lives, runs=each.runs - len(duties), held=held,
+            **_place(each.holder, next(filter(None, (_taken(client, run.run, each.holder) for run in held)), None)),
+            alive=each.lives, runs=each.runs - len(duties), held=held,
             lease_seconds=None if each.until_us is None else round((each.until_us - now) / 1_000_000, 1),
             duties=duties, agents=tuple(sorted({run.agent for run in held})),
             builds=tuple(sorted({run.build for run in held if run.build})),
         )  # fmt: skip
 
 
+def _place(holder: str, taken: e.RunTaken | None) -> dict[str, Any]:
+    """Where a holder is, and its slots, as it recorded them when it took a run."""
+    pid = holder.partition("-")[0]
+    return {
+        "holder": holder, "name": process(holder), "pid": int(pid) if pid.isdecimal() else None,
+        "host": (taken and taken.host) or None, "slots": (taken and taken.slots) or None,
+    }  # fmt: skip
+
+
+def _taken(client: Client, run: str, holder: str | None = None) -> e.RunTaken | None:
+    """How a run was last taken, or last by this holder, as far as one of the ends of its log has it."""
+    head = client.runtime.store.head(run)
+    for after in dict.fromkeys((max(head.seq - SEEN_EVENTS, 0), 0)) if head is not None else ():
+        for _, event, _ in reversed(client.runtime.log.read(run, after=after, limit=SEEN_EVENTS)):
+            if isinstance(event, e.RunTaken) and holder in (None, event.holder):
+                return event
+    return None
+
+
 def _idle(client: Client, busy: set[str]) -> Iterator[Worker]:
     """The live processes that took one of the newest runs and hold none now."""
-    log, store = client.runtime.log, client.runtime.store
+    store = client.runtime.store
     took: dict[str, list[tuple[RunRow, e.RunTaken]]] = {}
     for row in store.runs(RunQuery(), limit=SEEN_MAX) if store.proves_life else ():
-        head = store.head(row.run)
-        events = log.read(row.run, after=max(head.seq - SEEN_EVENTS, 0), limit=SEEN_EVENTS) if head is not None else ()
-        taken = next((each for _, each, _ in reversed(events) if isinstance(each, e.RunTaken)), None)
+        taken = _taken(client, row.run)
         if taken is not None and taken.holder not in busy:
             took.setdefault(taken.holder, []).append((row, taken))
     for holder, rows in took.items():
         if store.lives(holder):
             builds = {" ".join(filter(None, (taken.build.version, taken.build.commit))) for _, taken in rows}
             yield Worker(
-                holder=holder, name=process(holder), alive=True, lease_seconds=None, runs=0, held=(), duties=(),
+                **_place(holder, rows[0][1]), alive=True, lease_seconds=None, runs=0, held=(), duties=(),
                 agents=tuple(sorted({row.agent for row, _ in rows})), builds=tuple(sorted(filter(None, builds))),
                 since_us=max(row.changed_at_us for row, _ in rows),
             )  # fmt: skip
@@ -303,8 +328,21 @@ async def alive(call: Call[Nothing, Nothing]) -> Alive:
     return Alive()
 
 
+def metrics(call: Call[Nothing, Nothing]) -> Response:
+    """Metrics of the runs in this process and of the store, in Prometheus' text format; also at `/metrics`."""
+    return Response(meters.prometheus_text(call.client.runtime.engine), media_type=meters.MEDIA)
+
+
+METRICS: Final = get("/metrics", metrics, media="text/plain")
 ROUTES: Final = (
     get("/workers", workers, gives=Workers, page="workers.html"),
     get("/health", health, gives=Health, page="health.html"),
+    METRICS,
     get("/alive", alive, gives=Alive, scope=None),
 )
+
+
+def routes(endpoints: Endpoints) -> list[StarletteRoute]:
+    """Prometheus' default address."""
+    meters.counting()
+    return [endpoints.at("/metrics", METRICS)]

@@ -1,4 +1,4 @@
-"""Triggers and hooks: which trigger starts which agent and when, how far hooks are, and fire, pause and resume.
+"""Triggers and hooks: which trigger starts which agent and when, how far hooks are, and fire, pause, resume, publish.
 
 Reads the ends of their logs, never a whole one. Declares nothing.
 """
@@ -18,6 +18,8 @@ from killick.presenting import triggers as present
 from killick.presenting.documents import Document
 from killick.store.records import OWN_AGENTS, RunQuery, RunRow
 from killick.triggers import LOG, TriggerInfo
+from killick.web.handlers.operations import Name
+from killick.web.idempotency import derived
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, get, post
 from killick.workers.hooks import HOOKS, TAG
@@ -183,9 +185,40 @@ def _on_record(client: Client, name: str) -> str:
     return found.name
 
 
+# named events -------------------------------------------------------------------------------------
+
+
+class PublishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An event, by its name."""
+
+    name: Annotated[Name, msgspec.Meta(description="What triggers listen to.", examples=["order.created"])]
+    body: Annotated[Any, msgspec.Meta(description="Its body; any JSON value.")] = None
+    id: Annotated[Name, msgspec.Meta(description="Makes it count once: the same id again is passed over.")] | None = (
+        None
+    )
+
+
+class PublishResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of publishing an event."""
+
+    name: str
+    receivers: Annotated[int, msgspec.Meta(description="How many triggers listen to it.")]
+
+
+def publish(call: Call[Nothing, PublishRequest]) -> PublishResult:
+    """Publish an event: every trigger that listens to it fires.
+
+    An event without a listening trigger is not kept. With an id, or an `Idempotency-Key`, it counts once.
+    """
+    event = call.body
+    receivers = call.client.publish(event.name, event.body, id=event.id or derived(call, "event"), by=call.person.name)
+    return PublishResult(name=event.name, receivers=receivers)
+
+
 ROUTES: Final = (
     get("/triggers", triggers, gives=Triggers, page="triggers.html"),
     post("/triggers/{name}/fire", fire, asks=TriggerAsked, takes=FireRequest, gives=FireResult),
     post("/triggers/{name}/pause", pause, asks=TriggerAsked, takes=TriggerRequest, gives=TriggerResult),
     post("/triggers/{name}/resume", resume, asks=TriggerAsked, takes=TriggerRequest, gives=TriggerResult),
+    post("/events", publish, takes=PublishRequest, gives=PublishResult, natural=True),
 )

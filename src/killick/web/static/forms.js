@@ -437,11 +437,11 @@ document.addEventListener("click", (event) => {
   list.dispatchEvent(new Event("input", { bubbles: true }));
 });
 
-// a, r and e go to the answers of the question that is marked; Enter gives them. One stray key answers nothing.
+// a, r and e go to the answers of the question that is shown; Enter gives them. One stray key answers nothing.
 document.addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.closest?.("input, textarea, select")) return;
-  const row = document.querySelector('[data-wait][aria-selected="true"]') ?? document.activeElement?.closest("[data-wait]") ?? document.querySelector("[data-wait]");
+  const row = document.activeElement?.closest("[data-wait]") ?? document.querySelector("[data-wait]:not([hidden])");
   const found = row?.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
   if (!found) return;
   event.preventDefault();

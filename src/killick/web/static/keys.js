@@ -15,11 +15,12 @@ function rows() {
 function move(by) {
   const all = rows();
   if (!all.length) return;
-  const at = all.findIndex((row) => row.getAttribute("aria-selected") === "true");
+  const at = all.findIndex((row) => row.getAttribute("aria-selected") === "true" || row.querySelector("[data-choose][aria-current]"));
   const next = all[Math.min(Math.max(at + by, 0), all.length - 1)];
-  for (const row of all) row.setAttribute("aria-selected", row === next ? "true" : "false");
+  for (const row of all) if (row.localName !== "li") row.setAttribute("aria-selected", row === next ? "true" : "false");
   next.scrollIntoView({ block: "nearest" });
   next.querySelector("a, summary, button")?.focus({ preventScroll: true });
+  next.dispatchEvent(new CustomEvent("killick:moved", { bubbles: true }));
 }
 
 document.addEventListener("keydown", (event) => {
