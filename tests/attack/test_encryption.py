@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -19,6 +20,7 @@ from killick.clock import Clock, LeapingClock, SystemClock
 from killick.encryption.master_key import KeyFolder, master_keys
 from killick.encryption.store import decrypting
 from killick.errors import KeyRefused, RunWaiting
+from killick.history import vaults
 from killick.log import Log, verify
 from killick.store import MemoryStore, SqliteStore
 from world import World
@@ -271,31 +273,76 @@ def test_killed_at_any_append_with_keys_everything_is_done_once(tmp_path: Path, 
     assert number > 3
 
 
-def test_a_workspace_is_encrypted_and_takes_no_subject(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    folder.mkdir()
+@killick.tool(effect="workspace")
+async def write(folder: str, text: str) -> None:
+    Path(folder, "plan.txt").write_text(text)
 
-    @killick.tool(effect="workspace")
-    async def write(text: str) -> None:
-        (folder / "plan.txt").write_text(text)
 
-    @killick.agent(workspace=str(folder))
+def writer_in(folder: str) -> Any:
+    @killick.agent(workspace=folder)
     async def writer(run: killick.Run, text: str) -> str:
-        await run.call(write, "nothing yet")
-        await run.call(write, text)
+        await run.call(write, str(run.workspace), "nothing yet")
+        await run.call(write, str(run.workspace), text)
         return "done"
 
-    home = tmp_path / "home"
+    return writer
+
+
+def test_a_workspace_is_encrypted(tmp_path: Path) -> None:
+    folder, home = tmp_path / "work", tmp_path / "home"
+    folder.mkdir()
     home.mkdir()
+    writer = writer_in(str(folder))
     with killick.open(str(home / "killick.db"), keys=KEY) as kd:
         kd.run(writer, LONG * 20, id="r")
         (folder / "plan.txt").write_text("changed")
         kd.restore("r", "now")
         assert (folder / "plan.txt").read_text() == LONG * 20
-        with pytest.raises(killick.errors.WorkspaceRefused, match="without subject="):
+        with pytest.raises(killick.errors.WorkspaceRefused, match=r"give each run a folder: .*/work/\{run\}$"):
             kd.run(writer, "x", id="s", subject=SUBJECT)
     assert (home / "killick.files").is_dir()
     assert files_with(home, SECRET, "all is well", "plan.txt") == []
+
+
+def test_the_files_of_a_data_subject_are_under_their_key_and_go_with_it(tmp_path: Path) -> None:
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    home.mkdir()
+    writer = writer_in(str(tmp_path / "work" / "{run}"))
+    plan = {run: tmp_path / "work" / run / "plan.txt" for run in ("r", "other")}
+    with killick.open(str(home / "killick.db"), keys=KEY) as kd:
+        kd.run(writer, LONG * 20, id="r", subject=SUBJECT)
+        kd.run(writer, "of somebody else", id="other", subject="user-18")
+        plan["r"].write_text("changed")
+        kd.restore("r", "now")
+        assert plan["r"].read_text() == LONG * 20
+        fork = kd.fork("r", "1:after", by="ann").id
+        assert vaults.verify(kd.runtime.log, ["r", "other", fork]).snapshots >= 4
+        assert files_with(home, SECRET, "all is well", "plan.txt") == []
+        kd.cancel(fork)
+        kd.advance(fork)
+    shutil.copytree(home, copy)
+    with killick.open(str(home / "killick.db"), keys=KEY) as kd:
+        erased = kd.erase(SUBJECT)
+        assert erased.runs == 2
+        with pytest.raises(killick.errors.KeyRefused, match="these files with it"):
+            kd.restore("r", "now")
+        assert len(list((home / "killick.files").glob("subjects-*/*"))) == 1
+        held = vaults.verify(kd.runtime.log, ["r", "other", fork])
+        assert (held.holds, held.runs) == (True, 1)
+        plan["other"].write_text("changed")
+        kd.restore("other", "now")
+        assert plan["other"].read_text() == "of somebody else"
+        # A copy of the vault from before is unreadable, too: its key is gone.
+        shutil.rmtree(home / "killick.files")
+        shutil.copytree(copy / "killick.files", home / "killick.files")
+        with pytest.raises(killick.errors.KeyRefused, match="these files with it"):
+            kd.restore("r", "now")
+        found = vaults.clean(kd.runtime.log, vaults.of_runs(kd.runtime.log, ()))
+        (cleaned,) = [each for each in found if each.bytes_kept]
+        assert cleaned.problem is None
+        assert len(list((home / "killick.files").glob("subjects-*/*"))) == 1
+        kd.run(writer, "back again", id="back", subject=SUBJECT)
+        assert vaults.verify(kd.runtime.log, ["back"]).holds
 
 
 def test_an_answer_and_a_message_to_a_run_in_memory_are_encrypted() -> None:

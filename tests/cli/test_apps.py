@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import killick
 from claims import move_in
 from killick.cli import apps
 from killick.cli.context import Shell
 from killick.cli.exit_codes import CommandFailed
+from killick.cli.main import main
 
 AGENT = "import killick\n\n\n@killick.agent\nasync def {name}(run: killick.Run) -> str:\n    return '{name}'\n"
 
@@ -140,3 +142,35 @@ def test_the_agents_of_the_app_come_first(office: Path) -> None:
     declare(office / "src" / "claims_pkg" / "agents.py", "first_one")
     assert apps.declared_here("claims_pkg.agents")[0] == "first_one"
     assert apps.declared_here("no.such.module")[0].endswith(".py:review")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ps"],
+        ["show", "r"],
+        ["inbox"],
+        ["store", "verify"],
+        ["store", "export", "r", "r.json"],
+        ["contract", "show", "claims.toml"],
+        ["contract", "show", "r"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_only_reads_neither_imports_the_app_nor_puts_its_folder_on_the_path(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @killick.agent(name="apps_asks")
+    async def asks(run: killick.Run) -> None:
+        await run.ask("well?")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("pyproject.toml").write_text('[tool.killick]\napp = "hostile_app"\n')
+    Path("hostile_app.py").write_text("open('imported', 'w')\n")
+    Path("claims.toml").write_text('[[rules]]\nname = "few"\ntools = "pay"\nbudget.effects = 1\n')
+    with killick.open("killick.db") as kd, pytest.raises(killick.RunWaiting):
+        kd.run(asks, id="r")
+    main(words)
+    assert not Path("imported").exists()
+    assert str(tmp_path) not in sys.path or words[-1] == "claims.toml"  # a contract may name functions next to it

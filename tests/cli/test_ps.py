@@ -224,6 +224,7 @@ def test_a_broken_run_is_a_status_of_its_own_and_not_counted_as_completed(tmp_pa
     assert broken.startswith(f"echo_2  ps_echo  broken            {about}")
     assert counts == "1 completed · 1 broken"
     assert runs(listed("--store", url, "-s", "broken")) == ["echo_2"]
+    assert listed("--store", url, "-s", "completed")[-1] == "1 completed · 1 broken", "and none is said to be hidden"
     assert runs(listed("--store", url, "-s", "completed")) == ["echo_3"]
     assert runs(listed("--store", url, "-s", "completed,broken")) == ["echo_3", "echo_2"]
 

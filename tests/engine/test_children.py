@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.errors import RunExists
+from killick.errors import RunExists, StoreUnavailable
 from killick.model import events as e
 from processes import Processes, kinds, steps, told
 
@@ -594,6 +594,39 @@ def test_a_child_that_ends_wakes_every_run_of_the_tree_that_waits_for_it(process
         processes.new().advance_due()
     assert [kd.info(run).status for run in ("r", "f", "ff")] == ["completed"] * 3
     assert fork.result(timeout=0) == second.result(timeout=0) == kd.run(waits_for_packing, id="r")
+
+
+@pytest.mark.parametrize("operation", ["head", "index", "inbox"])
+def test_a_child_that_cannot_read_who_waits_for_it_ends_later_and_wakes_every_one(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    kd = processes.new()
+    park(kd, waits_for_packing)
+    kd.fork("r", "1:after", id="f")
+    kd.advance_due()
+    kd.answer("r/1", "approve")
+    worker = processes.new()
+    forks, store, fails = worker.runtime.engine.forks, worker.runtime.store, [True]
+    members, intact = forks.members, getattr(store, operation)
+
+    def failing(*args: Any, **options: Any) -> Any:
+        if fails:
+            fails.clear()
+            raise StoreUnavailable(store.place, "disk I/O error")
+        return intact(*args, **options)
+
+    def read(run: str) -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, operation, failing)
+            return members(run)
+
+    monkeypatch.setattr(forks, "members", read)
+    with pytest.raises(StoreUnavailable):
+        worker.advance("r/1")
+    assert fails == []
+    for _ in range(4):
+        processes.new().advance_due()
+    assert [kd.info(run).status for run in ("r/1", "r", "f")] == ["completed"] * 3
 
 
 def test_a_child_that_ends_again_after_a_rewind_wakes_its_parent_again(processes: Processes) -> None:

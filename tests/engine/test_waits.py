@@ -24,6 +24,7 @@ from killick.engine import executor
 from killick.engine.signals import Signal
 from killick.errors import AlreadyAnswered, AnswerRefused, DurationRefused, RunBusy, RunUnknown, ValueRefused
 from killick.model import events as e
+from killick.store import SqliteStore
 from processes import Processes, kinds, record, steps, told
 
 
@@ -705,6 +706,56 @@ def test_r26_a_wait_reads_the_message_that_it_takes_and_no_other(
     monkeypatch.setattr(kd.runtime.store, "inbox", counting)
     assert kd.run(agent, id="r") == [*range(50)]
     assert len(found) == 50
+
+
+def test_r26_messages_that_are_there_already_are_taken_in_far_fewer_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @killick.agent(name="waits_takes_many")
+    async def takes_many(run: killick.Run, count: int) -> list[int]:
+        return [await run.wait("word") for _ in range(count)]
+
+    commits: list[int] = []
+    append = SqliteStore.append
+
+    def counted(store: SqliteStore, items: Any, **options: Any) -> Any:
+        commits.append(len(items))
+        return append(store, items, **options)
+
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        kd.start(takes_many, 300, id="r")
+        for number in range(300):
+            kd.send("r", "word", number)
+        monkeypatch.setattr(SqliteStore, "append", counted)
+        assert kd.run(takes_many, 300, id="r") == [*range(300)]
+        assert kd.runtime.store.inbox("r") == []
+        assert kd.verify().problems == []
+    assert len(commits) < 150
+
+
+def test_r26_a_long_inbox_lets_other_tasks_of_the_loop_run(tmp_path: Path) -> None:
+    ticks: list[int] = []
+
+    @killick.agent(name="waits_beside")
+    async def beside(run: killick.Run, count: int) -> int:
+        for number in range(count):
+            await run.wait("word")
+            ticks.append(number)
+        return count
+
+    async def main() -> int:
+        async with killick.open_async(str(tmp_path / "killick.db")) as kd:
+            await kd.start(beside, 50, id="r")
+            for _ in range(50):
+                await kd.send("r", "word", None)
+            running = asyncio.ensure_future(kd.run(beside, 50, id="r"))
+            seen: set[int] = set()
+            while not running.done():
+                seen.add(len(ticks))
+                await asyncio.sleep(0)
+            return len(seen)
+
+    assert asyncio.run(main()) > 25
 
 
 def test_r26_many_unread_messages_hide_neither_an_answer_nor_a_command(processes: Processes) -> None:

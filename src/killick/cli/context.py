@@ -125,10 +125,16 @@ class Shell:
         if named is None or self._app:
             return named
         folder: Path = self.settings["folder"]
-        if named.endswith(".py"):
-            return str(folder / named)
-        sys.path[:0] = [place for place in (str(folder), str(folder / "src")) if place not in sys.path]
-        return named
+        return str(folder / named) if named.endswith(".py") else named
+
+    @property
+    def importable_app(self) -> str | None:
+        """The app, for a command that imports it: the folder of pyproject.toml, and its src, are on the path now. A
+        command that only reads never gets there, so that no file of the folder stands in for a library."""
+        if self.app is not None and not self._app and not self.app.endswith(".py"):
+            folder: Path = self.settings["folder"]
+            sys.path[:0] = [place for place in (str(folder), str(folder / "src")) if place not in sys.path]
+        return self.app
 
     @property
     def store(self) -> Store:
@@ -288,7 +294,7 @@ class Shell:
 
     def agent(self, target: str) -> AnyAgent:
         """An agent by `app.py:agent`, `module:agent`, or its name in the app."""
-        return apps.load_agent(target, self.app)
+        return apps.load_agent(target, self.importable_app)
 
     def agent_of(self, name: str) -> AnyAgent | None:
         """The code of a recorded agent: in the app, or in the one file here that declares it. None: not found."""
@@ -307,7 +313,7 @@ class Shell:
 
     def load_app(self, target: str | None = None) -> None:
         """Import the app, the target or else the configured one, so that its agents are known."""
-        if (module := target or self.app) is not None:
+        if (module := target or self.importable_app) is not None:
             apps.load_module(module)
 
     def run(self, run: str) -> str:

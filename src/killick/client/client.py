@@ -40,6 +40,7 @@ from killick.engine.outcome import RunOutcome, ended
 from killick.engine.views import Listed, RunInfo, Wait
 from killick.engine.waits import waits
 from killick.errors import AnswerRefused, KeyRefused, KillickError
+from killick.history import vaults
 from killick.history.diff import Diff, across, between
 from killick.history.run_info import info
 from killick.history.search.query import AsyncFinder, Finder
@@ -359,12 +360,14 @@ class AnyClient(Operations):
 
     @InThread
     def erase(self, subject: str, *, by: str | None = None) -> ErasedSubject:
-        """Destroys the key of a data subject. Everything of theirs is unreadable at once, in forks and archives too;
-        logs still verify. Raises KeyRefused if the subject is unknown, or has runs that have not ended.
+        """Destroys the key of a data subject. Everything of theirs is unreadable at once, in forks, archives and
+        snapshots too; logs still verify. Raises KeyRefused if the subject is unknown, or has runs that have not ended.
 
         subject  the `subject` that `start` or `run` got
         """
-        return self._keyring().erase(subject, by=by)
+        found, log = self._keyring().erase(subject, by=by), self.runtime.log
+        vaults.remove_erased(log, vaults.of_runs(log, ()))
+        return found
 
     @InThread
     def rotate_keys(self, *, by: str | None = None) -> int:

@@ -19,7 +19,7 @@ from killick.engine.observers import trace_here
 from killick.engine.outcome import RunOutcome, ended, paused_because
 from killick.engine.steps.children import first_entries
 from killick.engine.steps.transaction import joining
-from killick.engine.steps.workspace_folders import OF_THE_STORE
+from killick.engine.steps.workspace_folders import refuse_shared
 from killick.engine.views import RunInfo, Wait
 from killick.engine.waits import waits
 from killick.errors import (
@@ -32,7 +32,6 @@ from killick.errors import (
     RunMismatch,
     RunPaused,
     RunWaiting,
-    WorkspaceRefused,
 )
 from killick.history.run_info import info, waits_of
 from killick.log import Recorded
@@ -292,8 +291,7 @@ def begin(
 ) -> tuple[str, Start | None]:
     """The run's id, and how to create the run if the store does not have it. `is_new`: the caller has looked."""
     waits.refuse_own(id)
-    if subject is not None and agent.options.workspace is not None:
-        raise WorkspaceRefused(agent.name, OF_THE_STORE)
+    refuse_shared(agent.options.workspace, subject)
     if id is not None and not is_new and engine.store.head(id) is not None:
         _refuse_mismatch(engine, id, agent, input)
         return renewals.latest(engine.log, id), None

@@ -85,7 +85,7 @@ def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
     if due is None or facts.workspace is None:
         return ""
     try:
-        with workspace_of(run.ledger, engine.store) as workspace:
+        with workspace_of(run.key, run.ledger, engine.store) as workspace:
             done = workspace.restore(e.from_text(due), None, owner_of(engine.store, run.run))
     except (KillickError, OSError) as error:
         return f"; its files are restored when it is resumed ({error})"
@@ -156,7 +156,7 @@ def _files_forked(engine: Engine, fork: str) -> None:
     due = ledger.facts.files_due
     assert due is not None
     try:
-        with workspace_of(ledger, engine.store) as workspace:
+        with workspace_of(engine.log.key_of(fork), ledger, engine.store) as workspace:
             workspace.restore(e.from_text(due), None, owner_of(engine.store, fork))
     except (KillickError, OSError) as error:
         logger.warning("%s: its files are restored when it is resumed: %s", fork, error)

@@ -76,7 +76,6 @@ class Keyring:
         store_secret = self._secret(self._store_id)
         assert store_secret is not None, "only a subject's key is ever destroyed"
         self._store_secret = store_secret
-        self.vault = Cipher(self._store_id + bytes(8), derived(store_secret, b"vault"))
         self.secret_key = Cipher(self._store_id + bytes(8), store_secret).digest_key
         """The key for digests that are compared between unrelated runs."""
 
@@ -119,6 +118,17 @@ class Keyring:
         if found is None:
             raise KeyRefused(self._store.place, KEY_DESTROYED)
         return found
+
+    def vault(self, name: str | None) -> Cipher | None:
+        """Returns the cipher of a vault by its name, as `vault_name` gives it; None if its key was destroyed."""
+        key_id = self._store_id if name is None else bytes.fromhex(name)
+        secret = self._secret(key_id)
+        return None if secret is None else Cipher(key_id + bytes(8), derived(secret, b"vault"))
+
+    def vault_name(self, key: str) -> str | None:
+        """Returns the name of the vault of runs under a data subject's key; None: the store's."""
+        key_id = e.from_text(key)[:_ID_BYTES]
+        return None if key_id == self._store_id else key_id.hex()
 
     def decrypted(self, sealed: bytes, codec: bytes = b"data") -> bytes | None:
         """Returns plain bytes; None if their key was destroyed. ValueError if they are damaged."""

@@ -52,14 +52,18 @@ async def _end(ex: Execution, last: Entry) -> None:
     """The last event, and with it the messages that wake the parent and the runs of its tree, which may wait for the
     same child."""
     log, forks, parent = ex.engine.log, ex.engine.forks, ex.log.fold.facts.parent
-    message, at, runs = child_id(ex.run_id, ex.log.seq + 1), ex.now_us(), forks.members(parent) if parent else []
+    message, at = child_id(ex.run_id, ex.log.seq + 1), ex.now_us()
+    try:
+        runs = forks.members(parent) if parent else []
+    except StoreError as error:
+        raise ex.interrupted(error) from error
 
     def wakes(runs: list[str]) -> tuple[Delivery, ...]:
         return tuple(delivery(log, run, CHILD, None, id=message, by=ex.run_id, at_us=at) for run in runs)
 
     await ex.write(last, sends=wakes(runs))
-    if parent and (late := [run for run in forks.members(parent) if run not in runs]):
-        with suppress(StoreError):  # a fork that was made meanwhile looked before this run had ended
+    with suppress(StoreError):  # a fork that was made meanwhile looked before this run had ended
+        if parent and (late := [run for run in forks.members(parent) if run not in runs]):
             log.store.deliver(wakes(late))
 
 

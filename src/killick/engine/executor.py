@@ -207,9 +207,9 @@ class Executor:
 
     def _begun(self, start: Start) -> Execution:
         """A new run. Its first events are committed with its first step."""
-        engine, started = self.engine, start.started
-        since = engine.clock.monotonic()
-        log = engine.log.begin(started.run, holder=engine.holder, seconds=engine.lease_seconds)
+        engine, since = self.engine, self.engine.clock.monotonic()
+        log = engine.log.begin(start.started.run, holder=engine.holder, seconds=engine.lease_seconds)
+        started = log.with_key(start.started)
         ex = self._execution(start.agent, log, state_machine.Resumed(), hosts=True)
         self._leased(ex, 1, since, engine.lease_seconds)
         ex.input = start.input
@@ -324,7 +324,7 @@ class Executor:
         ex.on_command = partial(commands.receive, ex)
         workspace = agent.options.workspace
         if workspace is not None and engine.stand_in is None:
-            ex.files = Files(ex, engine.folders.of(workspace, log.run, log.ledger))
+            ex.files = Files(ex, engine.folders.of(workspace, log))
         return ex
 
     def _leased(self, ex: Execution, epoch: int, since: float, seconds: float) -> None:

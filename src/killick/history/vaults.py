@@ -5,13 +5,21 @@ A vault knows snapshots by owner: the store and the run.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from killick.engine.steps import workspace_folders
-from killick.engine.steps.workspace_folders import opened_vault, owner_of, vault_place
+from killick.engine.steps.workspace_folders import (
+    home_of,
+    is_erased,
+    opened_vault,
+    owner_of,
+    subject_vaults,
+    vault_place,
+)
 from killick.errors import KillickError, WorkspaceRefused
 from killick.history.phrasing import counted, size_text
 from killick.log.log import Log
@@ -41,9 +49,9 @@ def vault_of(log: Log, run: str, ledger: Ledger | None = None) -> Vault:
     facts = (ledger or log.ledger(run)).facts
     if facts.workspace is None or facts.vault is None:
         raise WorkspaceRefused(run, "has no workspace, so no files were recorded")
-    path = workspace_folders.vault_of(facts, log.store)
-    if path.is_dir():
-        return opened_vault(path, log.store)
+    vault = opened_vault(workspace_folders.vault_of(log.key_of(run), facts, log.store), log.store)
+    if vault.path.is_dir():
+        return vault
     raise WorkspaceRefused(run, f"the vault of its files, {facts.vault}, is not here; restore it, or look there")
 
 
@@ -84,14 +92,15 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify(log: Log, runs: Collection[str], progress: Progress | None = None) -> Held:
-    """Verifies that every recorded snapshot of these runs is complete in its vault."""
+    """Verifies that every recorded snapshot of these runs is complete in its vault. Those of an erased data subject are
+    gone on purpose."""
     kept: dict[Path, tuple[Vault, dict[Id, None]]] = {}
     broken: list[str] = []
     count, snapshots = 0, 0
     for run in runs:
         ledger = log.ledger(run)
         roots = dict.fromkeys(on_record(log, run)) if ledger.facts.workspace is not None else {}
-        if not roots:
+        if not roots or is_erased(workspace_folders.vault_of(log.key_of(run), ledger.facts, log.store), log.store):
             continue
         count, snapshots = count + 1, snapshots + len(roots)
         try:
@@ -124,10 +133,18 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_runs(log: Log, runs: Iterable[str]) -> set[Path]:
-    """Returns the vaults of a store: the one next to it, and those that these runs name."""
+    """Returns the vaults of a store: the one next to it, those that these runs name, and the data subjects' in them."""
     named = (log.ledger(run).facts.vault for run in runs)
-    places = {Path(vault) for vault in named if vault is not None}
-    return {place for place in {*places, vault_place(log.store)} if place.is_dir() and _is_ours(log, place)}
+    homes = {vault_place(log.store), *(home_of(vault)[0] for vault in named if vault is not None)}
+    ours = {place for place in homes if place.is_dir() and _is_ours(log, place)}
+    return ours.union(*(subject_vaults(place, log.store) for place in ours))
+
+
+def remove_erased(log: Log, vaults: Iterable[Path]) -> None:
+    """Deletes the vaults of data subjects whose key was destroyed."""
+    for place in vaults:
+        if is_erased(place, log.store):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _is_ours(log: Log, vault: Path) -> bool:
@@ -136,15 +153,17 @@ def _is_ours(log: Log, vault: Path) -> bool:
     return vault == vault_place(log.store) or not other.exists() or other.resolve() == Path(log.store.place).resolve()
 
 
-def clean(log: Log, vaults: Iterable[Path], *, going: Collection[str] = (), dry_run: bool = False) -> list[Cleaned]:
+def clean(log: Log, vaults: Collection[Path], *, going: Collection[str] = (), dry_run: bool = False) -> list[Cleaned]:
     """Drops the snapshots of runs that are not in the store, and frees their space; `going` count as removed."""
-    prefix = owner_of(log.store, "")
+    prefix, kept = owner_of(log.store, ""), [path for path in sorted(vaults) if not is_erased(path, log.store)]
 
     def stays(owner: str) -> bool:
         run = owner.removeprefix(prefix)
         return run not in going and log.store.head(run) is not None
 
-    return [_cleaned(opened_vault(path, log.store), prefix, stays, dry_run=dry_run) for path in sorted(vaults)]
+    if not dry_run:
+        remove_erased(log, vaults)
+    return [_cleaned(opened_vault(path, log.store), prefix, stays, dry_run=dry_run) for path in kept]
 
 
 def _cleaned(vault: Vault, prefix: str, stays: Callable[[str], bool], *, dry_run: bool) -> Cleaned:

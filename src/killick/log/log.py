@@ -161,6 +161,10 @@ class Log:
         """Returns the key of a run's values; None in a store without encryption."""
         return None if self.keys is None else self.keys.cipher(self.keys.key_of(run))
 
+    def key_of(self, run: str) -> str | None:
+        """Returns the name of a run's key; None in a store without encryption."""
+        return None if self.keys is None else self.keys.key_of(run)
+
     def key_for(self, subject: str, run: str) -> str:
         """Returns the name of a data subject's key for a new run. Raises KeyRefused in a store without keys."""
         if self.keys is None:

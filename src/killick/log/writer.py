@@ -112,7 +112,8 @@ class RunLog:
         self._committer = committer
         self._secret_key = secret_key
         self._keys = keys
-        self._key = fold.facts.key
+        self.key = fold.facts.key
+        """The name of the key of the run's values, in an encrypted store."""
         self._rewound = rewound
         self._snapshot_at = snapshot_at
         self._snapshot_every = snapshot_every
@@ -148,7 +149,7 @@ class RunLog:
         return cipher.digest_key
 
     def _cipher(self) -> Cipher | None:
-        return None if self._keys is None or self._key is None else self._keys.cipher(self._key)
+        return None if self._keys is None or self.key is None else self._keys.cipher(self.key)
 
     # appending --------------------------------------------------------------------------------
 
@@ -369,6 +370,13 @@ class RunLog:
         after, before, _ = start
         return Append(run=self.run, after=after, before=before, epoch=self.epoch, rows=tuple(rows), **more)
 
+    def with_key(self, started: RunStarted) -> RunStarted:
+        """Returns a run's first event with the name of its key, under which this handle encrypts from now on."""
+        if self._keys is not None:
+            started = self._keys.started(started)
+            self.key = started.key
+        return started
+
     def _chain(self, entries: Sequence[Entry], rights: AppendExtras | None) -> tuple[list[Row], dict[str, Any]]:
         """Encodes, chains and queues for folding. A refused value changes nothing, because all are packed first.
 
@@ -377,8 +385,7 @@ class RunLog:
         if self.failure is not None or self._tail.last is not None:
             self._check()
         if self._keys is not None and self._birth is not None and isinstance(entries[0].event, RunStarted):
-            started = self._keys.started(entries[0].event)
-            self._key, entries = started.key, (Entry(started, entries[0].values), *entries[1:])
+            entries = (Entry(self.with_key(entries[0].event), entries[0].values), *entries[1:])
         cipher = self._cipher() if self._keys is not None else None
         seq, hash_ = self.seq, self.hash
         rows: list[Row] = []

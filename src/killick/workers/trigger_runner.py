@@ -27,7 +27,7 @@ from killick.engine.failures import describe
 from killick.engine.outcome import ended
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.children import first_entries
-from killick.engine.steps.workspace_folders import OF_THE_STORE
+from killick.engine.steps.workspace_folders import refuse_shared
 from killick.engine.waits import waits
 from killick.errors import (
     AnswerRefused,
@@ -38,7 +38,6 @@ from killick.errors import (
     RunBusy,
     RunExists,
     RunUnknown,
-    WorkspaceRefused,
 )
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
@@ -331,8 +330,7 @@ class _LeasedTrigger:
             if trigger.make_input is not None:
                 given = await self._call(trigger.make_input, firing, *((previous,) if trigger.wants_previous else ()))
         subject = None if trigger.make_subject is None else await self._call(trigger.make_subject, firing)
-        if subject is not None and agent.options.workspace is not None:
-            raise WorkspaceRefused(agent.name, OF_THE_STORE)
+        refuse_shared(agent.options.workspace, subject)
         started = e.RunStarted(
             at=self._now_us(),
             run=firing.run,

@@ -199,7 +199,7 @@ class Workspace:
 
     def _opened(self) -> Scanner:
         if self._scanner is None:
-            path, home = self.path, Path(os.path.realpath(self.vault.path))
+            path, home = self.path, Path(os.path.realpath(self.vault.home))
             if path.is_relative_to(home):
                 raise WorkspaceRefused(str(path), f"lies in the vault ({home}) of its files; choose another folder")
             self._scanner = Scanner(
@@ -320,7 +320,7 @@ class Workspace:
     def _hidden_paths(self) -> list[bytes]:
         """Returns the paths of the vault and the store that are inside the folder."""
         found: list[bytes] = []
-        for each in (Path(os.path.realpath(self.vault.path)), *self._hidden):
+        for each in (Path(os.path.realpath(self.vault.home)), *self._hidden):
             with contextlib.suppress(ValueError):
                 found.append(os.fsencode(each.relative_to(self.path)))
         return found

@@ -90,7 +90,7 @@ def check_command(
 
 
 def _cases(shell: Shell, target: str, like: str | None) -> list[Case]:
-    found = apps.load(target, shell.app)
+    found = apps.load(target, shell.importable_app)
     listed: list[Any] = list(found) if isinstance(found, list | tuple) else [found]  # pyright: ignore[reportUnknownArgumentType]
     cases = [Case(agent=each) if isinstance(each, Agent) else each for each in listed]  # pyright: ignore[reportUnknownArgumentType]
     for case in cases:

@@ -144,7 +144,6 @@ def show_command(shell: Shell, target: str) -> None:
     \b
     killick contract show claims.toml
     """
-    shell.load_app()
     found = list(_found(shell, target))
     if shell.json:
         shell.emit([{"of": of, "digest": contract.digest, **contract.spec} for of, contract in found])
@@ -190,6 +189,7 @@ def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
 
 
 def _of_agent(shell: Shell, name: str) -> Contract:
+    shell.load_app()
     try:
         return _contract_of(name, AGENTS.get(name))
     except AgentUnknown:

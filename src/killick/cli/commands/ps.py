@@ -111,6 +111,8 @@ class Listing:
         self.shell = shell
         self.wanted = wanted
         self.lines = listing.Listing(shell.log, whole=shell.json)
+        self._broken: list[str] = []
+        """Broken runs among those that were read last."""
 
     def rows(self, status: Sequence[str], limit: int) -> list[RunRow]:
         """Newest first, page by page. The index does not know broken runs: their quarantine selects them."""
@@ -134,6 +136,7 @@ class Listing:
         if urgent and not wanted:
             rows += self.rows(ENDED, limit - len(rows))
         found = [self._seen(line) for line in self.lines.lines(rows, self.shell.clock.now_us())]
+        self._broken = [each.line.run for each in found if each.line.status == "broken"]
         found = [each for each in found if not wanted or each.line.status in wanted]
         return sorted(found, key=_urgency) if urgent else found
 
@@ -144,18 +147,18 @@ class Listing:
         following = self.shell.typed("resume", line.run) if _is_stuck(line) else None
         return Seen(line, f"due; {about}" if line.due else about, following)
 
-    def counts(self, seen: Sequence[Seen] = ()) -> Counter[str]:
+    def counts(self) -> Counter[str]:
         """How many there are of each status, of those that match in all else. The index counts no broken runs, so
-        those of `seen` are counted here."""
+        those that were read are counted here."""
         counts = listing.counted(self.shell.store, self.wanted.query)
-        for row in [self.shell.store.index(each.line.run) for each in seen if each.line.status == "broken"]:
+        for row in map(self.shell.store.index, self._broken):
             counts[row.status if row is not None else ""] -= 1
             counts["broken"] += 1
         return +counts
 
     def last_line(self, seen: Sequence[Seen], shown: Sequence[Seen], *, moves: bool = True) -> Text:
         """The counts by status, and the next move for abandoned runs."""
-        counts = self.counts(seen)
+        counts = self.counts()
         line = Text()
         for name in STATUSES:
             if counts[name]:

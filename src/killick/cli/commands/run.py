@@ -41,7 +41,7 @@ LONG_US: Final = 1_000_000
 @completing
 def complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
     """Agents that can be named here, by reading files and running none."""
-    return apps.declared_here(shell.app)
+    return apps.declared_here(shell.importable_app)
 
 
 def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:

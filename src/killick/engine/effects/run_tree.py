@@ -7,7 +7,6 @@ Any other effect that happened may be adopted, once by each timeline. Decides no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from hashlib import sha256
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
@@ -15,7 +14,7 @@ from typing import Final, NamedTuple
 from killick.engine.control.inbox import COMMAND, FORKED
 from killick.engine.effects.recorded_effects import RecordedEffect
 from killick.engine.replay import Record
-from killick.errors import KillickError
+from killick.errors import KillickError, StoreError
 from killick.log.ancestry import ancestry
 from killick.log.log import Log
 from killick.log.writer import RunLog
@@ -253,14 +252,19 @@ class Forks:
         self._known: dict[str, tuple[int, list[str]]] = {}
 
     def members(self, run: str) -> list[str]:
-        """A run and the runs of its tree that are not over. One that cannot be read is no member."""
+        """A run and the runs of its tree that are not over. One whose log is broken is no member. Raises StoreError: a
+        member that is missed would wait for ever."""
         log, found = self._log, [run]
-        with suppress(KillickError):
+        try:
             names = [head.run for head, _ in ancestry(log.head(run), log.head)]
             for name in names:
                 row = log.store.index(name)
                 found += [name] if name != run and row is not None and row.status not in ENDED else []
                 names += [fork for fork in [*self._of(name), *self._announced(name)] if fork not in names]
+        except StoreError:
+            raise
+        except KillickError:
+            pass
         return found
 
     def _announced(self, run: str) -> list[str]:

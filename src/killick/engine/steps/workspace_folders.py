@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from killick.engine.renewals import root_of
-from killick.errors import WorkspaceRefused
+from killick.errors import KeyRefused, WorkspaceRefused
+from killick.log.writer import RunLog
 from killick.model.ledger import Ledger, LedgerFacts
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store, keys_of, raw_store
-from killick.store.records import STORE_OWNER
 from killick.workspace.vault.vault import Vault
-from killick.workspace.workspace import Workspace, default_vault
+from killick.workspace.workspace import RUN, Workspace, default_vault
 
-OF_THE_STORE: Final = "files go under the store's key, which no erasure destroys; start it without subject="
+_SUBJECTS: Final = "subjects-"
+"""In a vault: the folder of the vaults of a store's data subjects. The store's id follows. A key names each vault."""
 
 _OPEN_MAX: Final = 8
 """So many folders stay open though no run that is in memory works in them."""
@@ -35,19 +36,60 @@ def vault_place(store: Store) -> Path:
     return place.absolute().with_suffix(".files") if store.proves_life and place.is_file() else default_vault()
 
 
-def vault_of(facts: LedgerFacts, store: Store, declared: str | None = None) -> Path:
-    """The vault of a run: where its record says, or next to its store if both were moved."""
-    by_store = vault_place(store)
+def vault_of(key: str | None, facts: LedgerFacts, store: Store, declared: str | None = None) -> Path:
+    """The vault of a run: where its record says, or next to its store if both were moved. A data subject's vault is in
+    that folder, under a key of its own."""
+    name = _vault_name(key, store)
+    below = () if name is None else (_SUBJECTS + store.id, name)
+    by_store = vault_place(store).joinpath(*below)
     if facts.vault is None:
-        return Path(declared) if declared is not None else by_store
+        return Path(declared).joinpath(*below) if declared is not None else by_store
     recorded = Path(facts.vault)
     return by_store if by_store.is_dir() and not recorded.is_dir() else recorded
 
 
-def opened_vault(place: str | Path, store: Store) -> Vault:
-    """A vault for the files of a store's runs: encrypted, if the store is."""
+def _vault_name(key: str | None, store: Store) -> str | None:
     keys = keys_of(store)
-    return Vault(place, cipher=None if keys is None else keys.vault)
+    return None if keys is None or key is None else keys.vault_name(key)
+
+
+def opened_vault(place: str | Path, store: Store) -> Vault:
+    """A vault for the files of a store's runs: encrypted, if the store is. Raises KeyRefused if the key of its data
+    subject was destroyed."""
+    keys = keys_of(store)
+    if keys is None:
+        return Vault(place)
+    home, name = home_of(place)
+    if (cipher := keys.vault(name)) is None:
+        raise KeyRefused(str(place), "the key of this data subject was destroyed, and these files with it")
+    return Vault(place, cipher=cipher, home=home)
+
+
+def home_of(place: str | Path) -> tuple[Path, str | None]:
+    """The vault that a data subject's is in, and the name of theirs; of any other, the vault itself and None."""
+    place = Path(place)
+    is_own = place.parent.name.startswith(_SUBJECTS)
+    return (place.parent.parent, place.name) if is_own else (place, None)
+
+
+def subject_vaults(place: Path, store: Store) -> list[Path]:
+    """The vaults of a store's data subjects in a vault."""
+    return sorted(each for each in (place / (_SUBJECTS + store.id)).glob("*") if each.is_dir())
+
+
+def is_erased(place: Path, store: Store) -> bool:
+    """Returns whether the key of a data subject's vault was destroyed."""
+    keys, name = keys_of(store), home_of(place)[1]
+    return keys is not None and name is not None and keys.vault(name) is None
+
+
+def refuse_shared(declared: Workspace | None, subject: str | None) -> None:
+    """Refuses a data subject for runs that share a folder: one person's files could not be erased."""
+    if subject is not None and declared is not None and RUN not in declared.declared:
+        told = (
+            f"runs of several people would share it; with subject=, give each run a folder: {declared.declared}/{RUN}"
+        )
+        raise WorkspaceRefused(declared.declared, told)
 
 
 def owner_of(store: Store, run: str) -> str:
@@ -55,12 +97,12 @@ def owner_of(store: Store, run: str) -> str:
     return f"{store.id}/{run}"
 
 
-_Key = tuple[str, tuple[str, ...], bool]
+_Key = tuple[str, Path, tuple[str, ...], bool]
 
 
 def _key(workspace: Workspace) -> _Key:
     """The identity of a workspace."""
-    return str(workspace.path), workspace.exclude, workspace.gitignore
+    return str(workspace.path), workspace.vault.path, workspace.exclude, workspace.gitignore
 
 
 class WorkspaceUser(Protocol):
@@ -81,16 +123,16 @@ class Folders:
         self._closing: ThreadPoolExecutor | None = None
         self._mutex = threading.Lock()
 
-    def of(self, declared: Workspace, run: str, ledger: Ledger) -> Workspace:
+    def of(self, declared: Workspace, log: RunLog) -> Workspace:
         """The workspace of a run: where its record says, or as it is declared."""
-        keys = keys_of(self._store)
-        if keys is not None and not keys.key_of(run).startswith(STORE_OWNER):
-            raise WorkspaceRefused(run, OF_THE_STORE)
-        facts = ledger.facts
+        facts = log.ledger.facts
+        if facts.workspace is None:
+            refuse_shared(declared, _vault_name(log.key, self._store))
+        root = root_of(log.run)[0]
         with self._mutex:
-            place = str(vault_of(facts, self._store, declared.configured_vault))
+            place = str(vault_of(log.key, facts, self._store, declared.configured_vault))
             vault = self._vaults.setdefault(place, opened_vault(place, self._store))
-            found = declared.of(root_of(run)[0], path=facts.workspace, vault=vault, hidden=hidden_of(self._store))
+            found = declared.of(root, path=facts.workspace, vault=vault, hidden=hidden_of(self._store))
             key = _key(found)
             found = self._open.pop(key, found)
             self._open[key] = found
@@ -129,13 +171,13 @@ def hidden_of(store: Store) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def workspace_of(ledger: Ledger, store: Store) -> Generator[Workspace]:
+def workspace_of(key: str | None, ledger: Ledger, store: Store) -> Generator[Workspace]:
     """The workspace of a run as its record has it, whether or not its agent is known here. Closes its vault too."""
     facts = ledger.facts
     if facts.workspace is None:
         raise WorkspaceRefused("the run", "has no workspace on record")
     with (
-        contextlib.closing(opened_vault(vault_of(facts, store), store)) as vault,
+        contextlib.closing(opened_vault(vault_of(key, facts, store), store)) as vault,
         Workspace(
             facts.workspace, exclude=facts.exclude, gitignore=facts.gitignore, vault=vault, hidden=hidden_of(store)
         ) as workspace,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from killick.engine.control.inbox import answer_id
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.store.records import Message
 
 
 class Closed(NamedTuple):
@@ -69,6 +70,8 @@ class Waiter:
     votes: tuple[str, ...] = ()
     rounds: tuple[Escalation, ...] = ()
     resting: bool = False
+    message: Message | None = None
+    """The message that was there when the wait began."""
     future: asyncio.Future[Closed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def answer_id(self, run: str) -> str:

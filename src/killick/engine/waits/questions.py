@@ -20,7 +20,15 @@ from killick.engine.divergence import recorded_step, replay_outcome
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.waits.open_wait import Closed, Escalation, Intervened, Waiter
-from killick.engine.waits.waits import Answer, binding, deadline_us, raise_if_intervened, schema_of, until
+from killick.engine.waits.waits import (
+    Answer,
+    binding,
+    deadline_us,
+    next_message,
+    raise_if_intervened,
+    schema_of,
+    until,
+)
 from killick.errors import KillickError, ValueErased, ValueRefused, WaitExpired
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -86,6 +94,8 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     past = await recorded_step(ex, branch, step, claim, asked.shown)
     if past is not None and past.status in OVER:
         return await _closed(ex, branch, past)
+    if asked.waits_for == "event":
+        await asyncio.sleep(0)  # a run with a long inbox waits for nothing else
     await ex.await_turn()
     raise_if_intervened(ex, step)
     facts = ex.log.fold.facts
@@ -108,9 +118,14 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
         )  # fmt: skip
         question = Entry(opened, asked.values())
         entries = [question] if past is not None else [Entry(intended), question]
-        written = await ex.write(*entries)
-        waiter = _waiter(step, asked, opened, written.seq)
-        if written.cancelled:
+        is_cancelled = False
+        if message := next_message(ex, asked.name) if asked.waits_for == "event" else None:
+            seq = ex.write_behind(*entries)  # it ends at once: a process that dies before the commit does it again
+        else:
+            seq, is_cancelled = await ex.write(*entries)
+        waiter = _waiter(step, asked, opened, seq)
+        waiter.message = message
+        if is_cancelled:
             await ex.raise_if_closing()
             await _cancelled(ex, waiter)
         if branch.stopped is not None and ex.signal is None:

@@ -229,6 +229,8 @@ def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
     """The messages that the waits of this run may take, in order. The inbox may hold very many others."""
     store = ex.engine.log.store
     if only is not None:
+        if only.message is not None:
+            return [only.message]
         names = {"answer": {ANSWER, VOTE}, "settlement": {ANSWER}}.get(only.waits_for, set[str]())
     else:
         row = store.index(ex.run_id)
@@ -242,6 +244,12 @@ def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
     for name, count in waiting.items():
         found += store.inbox(ex.run_id, name=name, after=ex.last_taken.get(name, 0), limit=count)
     return sorted(found, key=lambda message: message.number)
+
+
+def next_message(ex: Execution, name: str) -> Message | None:
+    """The oldest message of a name that no wait took."""
+    store, after = ex.engine.log.store, ex.last_taken.get(name, 0)
+    return next(iter(store.inbox(ex.run_id, name=name, after=after, limit=1)), None)
 
 
 def _take(ex: Execution, message: Message) -> None:
