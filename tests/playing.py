@@ -194,8 +194,9 @@ class ListedRun:
         return outcome
 
     async def call(self, tool: Any, /, **arguments: Any) -> Any:
-        tool.signature.bind(**arguments)
-        return stored(await self._step(f"call {tool.name} {arguments}", lambda: tool.fn(**arguments)), tool.returns)
+        tool.shape.signature.bind(**arguments)
+        found = await self._step(f"call {tool.name} {arguments}", lambda: tool.fn(**arguments))
+        return stored(found, tool.shape.returns)
 
     async def model(self, fn: Any, /, **arguments: Any) -> Any:
         reply = await self._step("model", lambda: without_sdk_retries(fn)(**arguments))

@@ -20,14 +20,14 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6988, "agents": 1185, "archive": 1874, "audit": 1261, "check": 3611, "cli": 8265, "client": 2248,
-    "contracts": 2993, "definitions": 1818, "encryption": 597, "engine": 12643, "history": 7877, "llm": 1152, "log":
-    2630, "model": 4935, "presenting": 2409, "proxy": 2402, "replay": 734, "store": 7726, "testing": 1051, "top": 1992,
-    "web": 8429, "window": 2699, "workers": 2631, "workspace": 4833,
+    "adapters": 6987, "agents": 1179, "archive": 1874, "audit": 1261, "check": 3611, "cli": 8027, "client": 2248,
+    "contracts": 2724, "definitions": 1815, "encryption": 597, "engine": 12640, "history": 7025, "llm": 1152, "log":
+    2624, "model": 4925, "presenting": 2809, "proxy": 2402, "replay": 734, "store": 7715, "testing": 1051, "top": 1995,
+    "web": 8427, "window": 2699, "workers": 2631, "workspace": 4833,
 }  # fmt: skip
 """Lines of Python by package."""
 
-FOLDER_MODULES_MAX: Final = 21
+FOLDER_MODULES_MAX: Final = 20
 FILE_LINES_MAX: Final = 600
 
 VAGUE: Final = re.compile(

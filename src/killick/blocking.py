@@ -16,7 +16,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from killick.errors import KillickError, RunError
-from killick.fork_safety import keep_inherited, register_for_forks
+from killick.fork_safety import ForkedMutex, keep_inherited, register_for_forks
 
 if TYPE_CHECKING:
     import asyncio  # elsewhere imported on use: a command that only searches needs no loop
@@ -122,19 +122,13 @@ class _Loop(threading.Thread):
         self.loop.run_forever()
 
 
-class LoopThread:
+class LoopThread(ForkedMutex):
     """An event loop in a daemon thread, which starts with its first work."""
 
     def __init__(self) -> None:
         self._thread: _Loop | None = None
         self._mutex = threading.Lock()
         register_for_forks(self)
-
-    def before_fork(self) -> None:
-        self._mutex.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        self._mutex.release()
 
     def after_fork_in_child(self) -> None:
         """Forgets the parent's loop: its thread is not in the child."""

@@ -13,7 +13,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from functools import cached_property as cached_property
@@ -35,20 +35,29 @@ else:
             return value
 
 
-class Forked(Protocol):
-    """An owner of such resources. None of these may raise."""
+class Forked:
+    """An owner of such resources. None of these methods may raise."""
 
     def before_fork(self) -> None:
         """In the parent: pause, so that the child sees a consistent state."""
-        ...
 
     def after_fork_in_parent(self) -> None:
         """In the parent: continue."""
-        ...
 
     def after_fork_in_child(self) -> None:
         """In the child: drop the parent's resources, without closing them there."""
-        ...
+
+
+class ForkedMutex(Forked):
+    """An owner that is paused by its mutex."""
+
+    _mutex: threading.Lock
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._mutex.release()
 
 
 _known: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()

@@ -19,6 +19,7 @@ import pytest
 
 from killick.cli import demo
 from killick.cli.demo import calendar_api
+from killick.cli.exit_codes import CommandFailed
 from killick.cli.main import main
 from killick.client.client import open as open_client
 from killick.model.events import AttemptSettled, RunTaken, Started
@@ -87,7 +88,7 @@ def test_the_run_died_at_step_6_and_was_finished_by_another_process(shown: Shown
 
 
 def test_what_the_api_answered_is_shown_word_for_word(shown: Shown) -> None:
-    assert shown[1].stdout.count('503 {"error": "overloaded", "queue": 40}') == 2
+    assert '503 {"error": "overloaded", "queue": 40}' in shown[1].stdout
     assert "ann 1, bob 1, cyd 1: one each" in shown[1].stdout
 
 
@@ -107,7 +108,7 @@ def test_nothing_is_left_running(shown: Shown) -> None:
 def test_every_command_to_try_next_works_as_it_is_printed(shown: Shown) -> None:
     here, done = shown
     lines = done.stdout.partition("Try next\n")[2].splitlines()
-    commands = [re.split(r" {3,}", line.strip())[0] for line in lines if line.strip()]
+    commands = [line.strip() for line in lines if line.strip()]
     assert [command.split()[0] for command in commands] == ["cd", *["killick"] * 5]
     serve = ["sh", "-c", f"{commands[0]} && exec {commands.pop()} --port 0"]
     with subprocess.Popen(serve, cwd=here, env=env(), stdout=subprocess.PIPE, text=True) as server:
@@ -126,7 +127,7 @@ def test_every_command_to_try_next_works_as_it_is_printed(shown: Shown) -> None:
 
 def test_the_agent_can_be_run_again_by_hand(shown: Shown) -> None:
     folder = shown[0] / "killick-demo"
-    with demo.serving(folder) as (_, address):
+    with demo.serving(folder) as address:
         link = http.client.HTTPConnection(address, timeout=0.1)
         link.request("POST", "/invites", '{"to": "eve"}')
         with pytest.raises(TimeoutError):  # the first invite is never answered: let it be this one
@@ -155,9 +156,7 @@ def test_a_folder_that_no_demo_made_is_left_alone(
     assert main(["demo"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err == (
-        "killick: killick-demo: is there and not empty, and no demo made it; name another: killick demo FOLDER\n"
-    )
+    assert told.err == ("killick: killick-demo: thesis.txt is not the demo's; name another: killick demo FOLDER\n")
     assert [file.name for file in (tmp_path / "killick-demo").iterdir()] == ["thesis.txt"]
 
 
@@ -167,14 +166,16 @@ def test_a_file_where_the_folder_should_be_is_one_line(tmp_path: Path, capsys: p
     assert "cannot be made" in capsys.readouterr().err
 
 
-def test_a_demos_own_folder_is_made_anew_and_changed_files_are_kept(tmp_path: Path) -> None:
-    assert not demo.prepare(tmp_path / "there")
-    (tmp_path / "there" / "meeting.py").write_text("# mine\n")
+def test_a_demos_own_folder_is_made_anew_unless_a_file_was_changed(tmp_path: Path) -> None:
+    demo.prepare(tmp_path / "there")
     (tmp_path / "there" / "killick.db").write_text("old")
-    assert demo.prepare(tmp_path / "there")
-    assert (tmp_path / "there" / "meeting.yours.py").read_text() == "# mine\n"
-    assert (tmp_path / "there" / "meeting.py").read_text().startswith('"""Arrange a meeting')
+    demo.prepare(tmp_path / "there")
     assert not (tmp_path / "there" / "killick.db").exists()
+    assert (tmp_path / "there" / "meeting.py").read_text().startswith('"""Arrange a meeting')
+    (tmp_path / "there" / "meeting.py").write_text("# mine\n")
+    with pytest.raises(CommandFailed, match=r"meeting\.py is not the demo's; name another"):
+        demo.prepare(tmp_path / "there")
+    assert (tmp_path / "there" / "meeting.py").read_text() == "# mine\n"
 
 
 # when it does not hold ----------------------------------------------------------------------------

@@ -533,12 +533,12 @@ def test_a_run_whose_process_was_killed_is_abandoned_and_says_how_to_go_on(store
 # the other faces ----------------------------------------------------------------------------------
 
 
-def test_why_is_prose_that_fits_a_letter(show: Any) -> None:
+def test_why_is_lines_that_fit_a_letter(show: Any) -> None:
     told = show("claim_17", "--why", "2")
     assert max(map(len, told.splitlines())) <= 96
     assert "The agent's code gave this reason: “it is due”." in told
-    assert show("claim_17", "--why").startswith("The run claim_17 of the agent show_review was started on ")
-    assert json.loads(show("claim_17", "--why", "2", "--json"))["why"][0].startswith("Step 2 called show_hold on ")
+    assert show("claim_17", "--why").startswith("Run claim_17 of the agent show_review, started ")
+    assert json.loads(show("claim_17", "--why", "2", "--json"))["why"][0].startswith("Step 2, ")
 
 
 def test_json_is_the_timeline(show: Any) -> None:

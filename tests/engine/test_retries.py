@@ -13,9 +13,9 @@ import pytest
 import killick
 from killick.definitions.tools import TOOLS
 from killick.errors import DeclarationRefused
-from killick.history.explain import why
 from killick.history.timeline import timeline
 from killick.model import events as e
+from killick.presenting.explain import why
 
 QUICK = killick.Retry(attempts=4, first=0)
 REPEATABLE = ("reads", "idempotent", "transaction", "workspace")
@@ -285,4 +285,4 @@ def test_why_says_why_a_step_was_not_tried_again(world: Any, error: Exception, o
     with pytest.raises((killick.RunFailed, killick.RunWaiting)):
         world.kd.run(calls_that, "act", id="r")
     told = " ".join(why(timeline(world.kd.runtime.log, "r"), "1"))
-    assert re.search(rf"not retried automatically: .*{words}", told), told
+    assert re.search(rf"Not tried again: .*{words}", told), told

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import killick
-from killick.history.explain import why
 from killick.history.page import LEFT_MAX, section
 from killick.history.timeline import part_of, timeline
 from killick.history.timeline_parts import Entry, Moment, Step, walked
 from killick.model.codec import plain
+from killick.presenting.explain import why
 from killick.store import MemoryStore
 from killick.store.records import Row
 from processes import Processes

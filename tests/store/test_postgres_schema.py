@@ -23,7 +23,7 @@ from killick.errors import (
 from killick.store import open_store
 from killick.store.postgres import server as postgres_server
 from killick.store.postgres.store import PostgresStore
-from killick.store.records import ASKS, Head, RunQuery
+from killick.store.records import Head
 from killick.store.sql import schema as schema_of
 from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
 from store_contract.concurrency import in_threads
@@ -160,7 +160,7 @@ def test_a_store_of_the_format_before_is_migrated_to_equal_a_new_one(
     before = PostgresStore(old)
     head = created(before, "a")
     monkeypatch.setattr(postgres_server, "FORMAT", postgres_server.FORMAT + 1)
-    monkeypatch.setattr(postgres_server, "migration", lambda dialect, to: step)
+    monkeypatch.setattr(postgres_server, "migrations", lambda dialect, place, *, found, newest: [(newest, step)])
     monkeypatch.setattr(postgres_server, "schema", lambda dialect: schema_of(dialect) + step)
     stores = [PostgresStore(url) for url in (old, new)]
     shapes = [_shape(sql, servers.schema_of(url)) for url in (old, new)]
@@ -172,26 +172,15 @@ def test_a_store_of_the_format_before_is_migrated_to_equal_a_new_one(
         store.close()
 
 
-def test_in_a_store_of_format_1_every_run_that_may_ask_somebody_is_found_by_the_tag(
-    sql: psycopg.Connection[Any],
-) -> None:
-    old, new = servers.postgres_store(), servers.postgres_store()
-    schema, store = servers.schema_of(old), PostgresStore(old)
-    for status in ("waiting", "completed", "paused"):
-        created(store, status, index=indexed(status, tags=("eu",)))
-    store.close()
-    sql.execute(f"DROP INDEX {schema}.heads_by_standing")
-    sql.execute(f"DROP TABLE {schema}.rate_limits; DROP FUNCTION {schema}.take_tokens, {schema}.channel")
-    put = f"UPDATE {schema}.meta SET value = '1', checksum = {schema}.meta_check(key, '1') WHERE key = %s"
-    for key in ("format", "readable_from"):
-        sql.execute(put, (key,))
-    store = PostgresStore(old)
-    asking = {row.run: row.tags for row in store.runs(RunQuery(tag=ASKS))}
-    assert asking == {"paused": ("eu", ASKS), "waiting": ("eu", ASKS)}
-    assert [store.tags(run) for run in ("waiting", "completed")] == [{"eu", ASKS}, {"eu"}]
-    PostgresStore(new).close()
-    assert _shape(sql, schema) == _shape(sql, servers.schema_of(new))
-    store.close()
+def test_a_store_of_a_format_before_the_first_release_is_refused_with_the_way_out(sql: psycopg.Connection[Any]) -> None:
+    url = servers.postgres_store()
+    schema = servers.schema_of(url)
+    PostgresStore(url).close()
+    old = str(postgres_server.FORMAT - 1).encode()
+    put = f"UPDATE {schema}.meta SET value = %s, checksum = {schema}.meta_check(key, %s) WHERE key = 'format'"
+    sql.execute(put, (old, old))
+    with pytest.raises(StoreUnavailable, match="export its runs with the version that wrote it"):
+        PostgresStore(url)
 
 
 def test_an_older_build_reads_a_newer_format_that_only_adds_and_refuses_others(sql: psycopg.Connection[Any]) -> None:

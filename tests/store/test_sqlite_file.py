@@ -435,7 +435,7 @@ def test_an_older_format_is_migrated_step_by_step_and_keeps_what_it_has(
         newer: "ALTER TABLE later ADD COLUMN y TEXT;",
     }
     monkeypatch.setattr(file, "STORE_FORMAT", newer)
-    monkeypatch.setattr(file, "migration", lambda dialect, step: scripts[step])
+    monkeypatch.setattr(file, "migrations", lambda dialect, place, *, found, newest: scripts.items())
     store = SqliteStore(path)
     assert store._file._writer.execute("PRAGMA user_version").fetchone()[0] == newer
     assert store._file._writer.execute("SELECT x, y FROM later").fetchall() == [(1, None)]
@@ -447,7 +447,8 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "killick.db"
     SqliteStore(path).close()
     monkeypatch.setattr(file, "STORE_FORMAT", STORE_FORMAT + 1)
-    monkeypatch.setattr(file, "migration", lambda dialect, step: "CREATE TABLE later (x);\nNONSENSE;")
+    scripts = {STORE_FORMAT + 1: "CREATE TABLE later (x);\nNONSENSE;"}
+    monkeypatch.setattr(file, "migrations", lambda dialect, place, *, found, newest: scripts.items())
     with pytest.raises(StoreUnavailable, match="NONSENSE"):
         SqliteStore(path)
     monkeypatch.undo()

@@ -1,132 +1,75 @@
-"""Stores of older formats: opened once, they have the newest layout, keep what they had, and hide no damage."""
+"""Stores of the formats that releases wrote open and keep what they had; a file of an unreleased format is refused.
+
+`python tests/store/test_sqlite_formats.py` writes the fixture of today's format, before a release.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
-from stories import Story, started
+from stories import START_US, Story, started
 
+from killick.clock import ManualClock
+from killick.errors import StoreUnavailable
 from killick.history.search.query import Finder
-from killick.log import Entry, Log, verify
-from killick.model import events as e
-from killick.model.hashing import genesis
+from killick.ids import SeededIds
+from killick.log import Log, verify
 from killick.store import SqliteStore
-from killick.store.records import ASKS, OutboxItem, RunQuery, row_check
+from killick.store.records import STORE_FORMAT
 from killick.store.sql import schema
+from killick.store.sqlite.file import APPLICATION_ID
 from store_contract.outbox import outbox_rows
 from store_contract.probes import created
 
-HERE = Path(__file__).parent
+FIXTURE = Path(__file__).with_name(f"format_{STORE_FORMAT}.sql")
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
 
 
-def older(path: Path, number: int) -> sqlite3.Connection:
-    """An empty store of an older format, to be filled; close it before it is opened."""
-    made = SqliteStore(path.with_name("new.db"))
-    meta = made._file._writer.execute("SELECT * FROM meta").fetchall()
-    made.close()
-    old = sqlite3.connect(path, isolation_level=None)
-    old.executescript((HERE / f"format_{number}.sql").read_text(encoding="utf-8"))
-    old.execute("PRAGMA application_id = 0x6B656467")
-    old.execute(f"PRAGMA user_version = {number}")
-    old.executemany("INSERT INTO meta VALUES (?, ?, ?)", meta)
-    return old
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_migrations_lead_to_the_full_schema(tmp_path: Path, number: int) -> None:
-    path = tmp_path / "old.db"
-    older(path, number).close()
-    store = SqliteStore(path)
-    plain = sqlite3.connect(":memory:")
-    plain.executescript(schema("sqlite"))
-    layout = store._file._writer.execute(LAYOUT).fetchall()
-    assert layout == plain.execute(LAYOUT).fetchall()
+def written(path: Path) -> None:
+    """Writes a store as this build does: one run with its events, values, snapshot and search terms."""
+    store = SqliteStore(path, clock=ManualClock(START_US), ids=SeededIds(1))
     log = Log(store)
-    first = started("run_1")
+    first = started("run_1", tags=("eu",))
     handle = log.create(first.event, first.values or {})
     for batch in Story(1).entries(40):
         handle.append(*batch)
-    assert Finder(log).catch_up() == handle.seq
+    Finder(log).catch_up()
+    log.close()
+    store.close()
+
+
+def test_a_stored_file_of_each_released_format_opens_with_the_full_schema_and_all_it_had(tmp_path: Path) -> None:
+    path = tmp_path / "stored.db"
+    stored = sqlite3.connect(path)
+    stored.executescript(FIXTURE.read_text(encoding="utf-8"))
+    stored.close()
+    store = SqliteStore(path)
+    plain = sqlite3.connect(":memory:")
+    plain.executescript(schema("sqlite"))
+    assert store._file._writer.execute(LAYOUT).fetchall() == plain.execute(LAYOUT).fetchall()
+    log = Log(store)
     assert verify(log).problems == []
+    assert log.data("run_1", 1) == {"input": {"claim": 17}}
+    seq = log.head("run_1").seq
+    [batch, *_] = Story(2).entries(40)
+    log.open("run_1").append(*batch)
+    assert Finder(log).catch_up() == len(batch)
+    assert (log.head("run_1").seq, verify(log).problems) == (seq + len(batch), [])
     plain.close()
     log.close()
     store.close()
 
 
-def put_run(old: sqlite3.Connection, number: int, run: str, status: str, holder: str | None, **wrong: Any) -> None:
-    """A run without events, as formats before 3 kept it."""
-    key = old.execute("SELECT value FROM meta WHERE key = 'id'").fetchone()[0].decode()
-    head = (number, run, 0, genesis(key, run), 1, 0, None, holder, None, 0)
-    old.execute(f"INSERT INTO heads VALUES ({', '.join('?' * 11)})", (*head, wrong.get("checksum", row_check(*head))))
-    row = (number, "clerk", status, 0, None, 1, 2, "[]", 0, row_check(number, 0))
-    old.execute(f"INSERT INTO runs VALUES ({', '.join('?' * 10)})", row)
-
-
-def test_in_a_store_of_format_2_runs_that_are_over_lose_their_holders_and_others_do_not(tmp_path: Path) -> None:
-    old = older(tmp_path / "old.db", 2)
-    put_run(old, 1, "done", "completed", "w1")
-    put_run(old, 2, "at work", "running", "w1")
-    put_run(old, 3, "parked", "waiting", None)
-    old.close()
-    store = SqliteStore(tmp_path / "old.db")
-    assert [head.holder for _, head in store.heads()] == [None, "w1", None]
-    assert store.inspect() == []
-    assert [row.run for row in store.due(store.now_us())] == ["at work"]
-    [taken] = store.claim("w2", now_us=store.now_us(), seconds=30, limit=9)
-    assert (taken.head.run, taken.left) == ("at work", "w1")
-    created(store, "new", outbox=outbox_rows("run.started"))
-    assert store.outbox() == [OutboxItem(position=1, run="new", seq=1, kind="run.started")]
-    store.close()
-
-
-def test_in_a_store_of_format_3_every_run_that_may_ask_somebody_is_found_by_the_tag(tmp_path: Path) -> None:
-    old = older(tmp_path / "old.db", 3)
-    for number, status in enumerate(("waiting", "completed", "paused", "running", "queued"), 1):
-        put_run(old, number, status, status, None)
-    old.execute("INSERT INTO tags VALUES ('eu', 1)")
-    old.execute("UPDATE runs SET tags = '[\"eu\"]' WHERE number = 1")
-    old.close()
-    store = SqliteStore(tmp_path / "old.db")
-    asking = {row.run: row.tags for row in store.runs(RunQuery(tag=ASKS))}
-    assert asking == {"waiting": ("eu", ASKS), "paused": (ASKS,), "running": (ASKS,)}
-    assert [store.tags(run) == set(tags) for run, tags in asking.items()] == [True] * 3
-    assert store.counts(RunQuery()) == dict.fromkeys(("waiting", "completed", "paused", "running", "queued"), 1)
-    assert store.inspect() == []
-    store.close()
-
-
-def test_a_tag_that_the_migration_gave_too_much_is_taken_away_by_verification(tmp_path: Path) -> None:
-    path = tmp_path / "killick.db"
-    store = SqliteStore(path)
-    log = Log(store)
-    first = started("run_1")
-    handle = log.create(first.event, first.values or {}, holder="w1")
-    handle.append(Entry(e.RunTaken(at=9, epoch=1, holder="w1")))
-    log.close()
-    store.close()
+def test_a_file_of_a_format_before_the_first_release_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    SqliteStore(path).close()
     plain = sqlite3.connect(path)
-    plain.executescript("DROP INDEX runs_by_standing; DROP TABLE rate_limits; PRAGMA user_version = 3")
+    plain.execute(f"PRAGMA user_version = {STORE_FORMAT - 1}")
     plain.close()
-    store = SqliteStore(path)
-    log = Log(store)
-    assert [row.run for row in store.runs(RunQuery(tag=ASKS))] == ["run_1"]
-    assert [(problem.where, problem.healed) for problem in verify(log, heal=True).problems] == [("runs", True)]
-    assert (store.runs(RunQuery(tag=ASKS)), verify(log).problems) == ([], [])
-    log.close()
-    store.close()
-
-
-def test_a_head_that_was_damaged_before_a_migration_is_found_after_it(tmp_path: Path) -> None:
-    old = older(tmp_path / "old.db", 2)
-    put_run(old, 1, "done", "completed", "w1", checksum=1)
-    old.close()
-    store = SqliteStore(tmp_path / "old.db")
-    assert [(problem.where, problem.run) for problem in store.inspect()] == [("heads", "done")]
-    store.close()
+    with pytest.raises(StoreUnavailable, match="export its runs with the version that wrote it"):
+        SqliteStore(path)
 
 
 def test_rows_of_the_feed_that_belong_to_no_run_are_found_and_cleared(tmp_path: Path) -> None:
@@ -137,3 +80,18 @@ def test_rows_of_the_feed_that_belong_to_no_run_are_found_and_cleared(tmp_path: 
     assert [problem.healed for problem in store.inspect(heal=True)] == [True]
     assert (store.inspect(), [one.run for one in store.outbox()]) == ([], ["a"])
     store.close()
+
+
+def write_fixture(folder: Path) -> None:
+    written(folder / "made.db")
+    made = sqlite3.connect(folder / "made.db")
+    header = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {STORE_FORMAT};\n"
+    FIXTURE.write_text(header + "\n".join(made.iterdump()) + "\n", encoding="utf-8")
+    made.close()
+
+
+if __name__ == "__main__":
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as made_in:
+        write_fixture(Path(made_in))

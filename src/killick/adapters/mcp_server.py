@@ -23,12 +23,11 @@ from killick.engine.views import Wait
 from killick.errors import AnswerRefused, KillickError, NotAsked
 from killick.history import listing, run_info
 from killick.history.compare_runs import compare
-from killick.history.explain import why
 from killick.history.timeline import timeline
 from killick.presenting.documents import Question, open_wait
 from killick.presenting.encoder import document
+from killick.presenting.explain import why
 from killick.presenting.runs import run_summary, run_timeline
-from killick.presenting.steps import reply_text
 from killick.store.records import RunQuery
 
 CHARS_MAX: Final = 200_000
@@ -103,7 +102,7 @@ class _Operator:
 
     def why(self, run: str, step: str = "") -> Any:
         """Explain in words why a run is where it is; with step, why that step ended as it did."""
-        paragraphs = why(timeline(self._log, run), step or None, text_of=reply_text)
+        paragraphs = why(timeline(self._log, run), step or None)
         if not paragraphs:
             raise AnswerRefused(run, f"has no step {step}; `show` lists its steps")
         return {"run": run, "step": step or None, "why": paragraphs}

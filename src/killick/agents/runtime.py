@@ -29,7 +29,7 @@ from killick.engine.replay import Tracer
 from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.errors import KillickError
-from killick.fork_safety import keep_inherited, register_for_forks
+from killick.fork_safety import Forked, keep_inherited, register_for_forks
 from killick.ids import Ids, RandomIds
 from killick.log.log import Log
 from killick.model import events as e
@@ -89,7 +89,7 @@ def _resolved(git: Path) -> str:
     return next((line.split()[0][:12] for line in packed.splitlines() if line.endswith(f" {name}")), "")
 
 
-class Runtime:
+class Runtime(Forked):
     """Executes the runs of one store in this process. Close it to release the leases, the threads and the store."""
 
     def __init__(
@@ -136,12 +136,6 @@ class Runtime:
         self.log = Log(self.store, clock=self.clock, behind=self._behind)
         self.engine = Engine(self.log, clock=self.clock, ids=self.ids, holder=holder, **self._options)
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
-
-    def before_fork(self) -> None:
-        """Does nothing: the store closes the resources that must not be inherited."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing: the parent keeps everything."""
 
     def after_fork_in_child(self) -> None:
         """Starts again."""

@@ -82,9 +82,9 @@ def _arguments(tool: Offered) -> dict[str, Any]:
     """Returns samples of a tool's required parameters: by its declared types, or by its schema."""
     declared = TOOLS.get(tool.name)
     if declared is not None:
-        required = [each for each in declared.signature.parameters.values() if each.default is each.empty]
+        required = [each for each in declared.shape.signature.parameters.values() if each.default is each.empty]
         try:
-            values = {each.name: sample(declared.hints.get(each.name, str), each.name) for each in required}
+            values = {each.name: sample(declared.shape.hints.get(each.name, str), each.name) for each in required}
             read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(plain(values)))
         except (FakeRefused, TypeError):
             pass

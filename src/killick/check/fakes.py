@@ -82,9 +82,9 @@ class Fakes:
         if isinstance(tool, Tool):
             declared = cast("Tool[..., Any]", tool)
             fake = self._by_name[declared.name] = Fake(declared.name, outcome)
-            fake.read(declared.returns)
+            fake.read(declared.shape.returns)
             given = [name for name, marker in declared.shape.injected.items() if marker is not TX]
-            fake.refuse_strangers([*declared.hints, *given])
+            fake.refuse_strangers([*declared.shape.hints, *given])
             self._by_function.append((declared.fn, fake))
         elif isinstance(key, str):
             self._by_name[key] = Fake(key, outcome)

@@ -45,7 +45,7 @@ def answer(
     name = inbox.ANSWER
     if verb == "approve" and len(found.votes) + 1 < found.need:
         _refuse_closed(engine, found.id, run, found.step, only=message_id)
-        name, message_id = inbox.VOTE, inbox.vote_id(message_id, str(by))
+        name, message_id = inbox.VOTE, f"{message_id}#{by}"  # one vote a person, however often they click
     delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx)
     if not delivered.fresh:
         first = delivered.message

@@ -213,8 +213,8 @@ def checked(engine: Engine, run: str, agent: str, conditions: Conditions, by: st
     for name, output in conditions.output.items():
         step = fold.step(name)
         tool = TOOLS.get(step.name) if step is not None and step.sort == "tool" and step.effect is not None else None
-        if tool is not None and tool.returns is not Any:
-            convert(through_codec(output, at=f"step {name}"), tool.returns, at=f"step {name} ({tool.name})")
+        if tool is not None and tool.shape.returns is not Any:
+            convert(through_codec(output, at=f"step {name}"), tool.shape.returns, at=f"step {name} ({tool.name})")
     return conditions if not changed else replace(conditions, **changed)
 
 

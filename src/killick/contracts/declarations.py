@@ -35,15 +35,10 @@ def texts(value: object) -> tuple[str, ...]:
 
 def refuse_unknown(where: str, words: Iterable[str], known: Collection[str]) -> None:
     """Raises ContractRefused for a word that is not known."""
-    for word in words:
-        if word not in known:
-            raise ContractRefused(where, unknown(word, known))
-
-
-def unknown(word: str, known: Iterable[str]) -> str:
-    """Returns the message for an unknown word."""
     from difflib import get_close_matches
 
-    words = sorted(known)
-    close = get_close_matches(word, words, 1)
-    return f"{word} is not known; " + (f"did you mean {close[0]}?" if close else f"give {', '.join(words)}")
+    for word in words:
+        if word not in known:
+            close = get_close_matches(word, sorted(known), 1)
+            way = f"did you mean {close[0]}?" if close else f"give {', '.join(sorted(known))}"
+            raise ContractRefused(where, f"{word} is not known; {way}")

@@ -294,6 +294,7 @@ def rule_of(spec: Mapping[str, Any]) -> Rule:
     kinds: list[Kind] = [kind for kind in KINDS if kind in spec]
     label = spec.get("name") or (kinds[0] if kinds else "rule")
     where = f"rule {label}"
+    declarations.refuse_unknown(where, spec, WORDS)
     if len(kinds) != 1:
         raise ContractRefused(where, f"says {' and '.join(kinds) or 'nothing'}; give exactly one of {', '.join(KINDS)}")
     kind = kinds[0]
@@ -306,7 +307,6 @@ def rule_of(spec: Mapping[str, Any]) -> Rule:
 
 
 def _parsed(kind: Kind, spec: Mapping[str, Any]) -> Rule:
-    declarations.refuse_unknown("rule", spec, WORDS)
     for word in ("name", "code", "message"):
         if word in spec and (not isinstance(spec[word], str) or not spec[word].strip()):
             raise ContractRefused("rule", f"{word}={spec[word]!r}; give text")

@@ -39,17 +39,18 @@ class Parameters:
     schema: dict[str, Any]
 
     def __init__(self, tool: AnyTool) -> None:
-        self._given = dict(tool.signature.parameters)
+        self._given = dict(tool.shape.signature.parameters)
         self._open = isinstance(tool.shape, OpenShape)
         if isinstance(tool.shape, OpenShape):
-            self.description = tool.doc
+            self.description = tool.shape.doc
             self.schema = tool.shape.schema or {"type": "object", "additionalProperties": True}
             return
         for parameter in self._given.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise DeclarationRefused(tool.name, f"a model cannot give {parameter}; take it by name")
-        self.description, about = described(tool.doc)
-        properties, definitions, self._fits = _schemas(tool.name, {name: tool.hints[name] for name in self._given})
+        self.description, about = described(tool.shape.doc)
+        hints = {name: tool.shape.hints[name] for name in self._given}
+        properties, definitions, self._fits = _schemas(tool.name, hints)
         for name, schema in properties.items():
             if name in about:
                 schema.setdefault("description", about[name])

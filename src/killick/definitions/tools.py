@@ -56,10 +56,6 @@ class Tool(Generic[P, R]):
         self.shape = shape or Shape(fn, name)
         self.is_plain = _is_plain(policy, self.shape)
         """Whether a call needs nothing besides its arguments and its key: no limit, right, approval or timeout."""
-        self.doc, self.returns, self.is_async = self.shape.doc, self.shape.returns, self.shape.is_async
-        self.hints: Mapping[str, Any] = self.shape.hints
-        self.signature: inspect.Signature = self.shape.signature
-        """The signature for callers, without injected parameters."""
         self.__name__ = name
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
@@ -332,21 +328,21 @@ def checked_tool(declared: Tool[..., Any]) -> None:
         raise DeclarationRefused(name, f"changes={policy.changes!r} is for tools that only read; give effect='reads'")
     for option, named in (("identity", policy.identity or ()), ("consumes", policy.consumes)):
         for parameter in named:
-            if parameter not in declared.hints:
+            if parameter not in declared.shape.hints:
                 raise DeclarationRefused(name, f"{option} names {parameter!r}, which is not one of its parameters")
     for limit in policy.limits:
-        if limit.by is not None and limit.by not in declared.hints:
+        if limit.by is not None and limit.by not in declared.shape.hints:
             raise DeclarationRefused(
                 name, f"limit {limit.name!r} is keyed by {limit.by!r}, which is not one of its parameters"
             )
     refuse_on_misfit(name, policy)
     if not callable(policy.effect):
         refuse_tx_misfit(name, policy.effect, declared.shape)
-    if declared.shape.takes_tx and declared.is_async:
+    if declared.shape.takes_tx and declared.shape.is_async:
         raise DeclarationRefused(name, "a transaction is for plain def tools; an async one would keep it open too long")
     if policy.isolate == "process" and declared.shape.takes_tx:
         raise DeclarationRefused(name, "a transaction cannot span processes; remove isolate='process'")
-    if policy.isolate == "process" and declared.is_async:
+    if policy.isolate == "process" and declared.shape.is_async:
         raise DeclarationRefused(name, "isolate='process' is for plain def tools; an async one is cancelled")
     if policy.isolate == "process" and ("<locals>" in declared.fn.__qualname__ or declared.fn.__module__ == "__main__"):
         raise DeclarationRefused(name, "isolate='process' needs a function at the top of an importable module")

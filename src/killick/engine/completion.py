@@ -203,7 +203,7 @@ async def _settle_open(ex: Execution, branch: Branch) -> None:
         arguments = ex.record.data(past.intended)["arguments"]
         intent = Intent(
             "tool", tool.name, tool.fn, tool.shape, tool.shape.restore(arguments, arguments), tool.policy,
-            returns=tool.returns, recording=arguments,
+            returns=tool.shape.returns, recording=arguments,
         )  # fmt: skip
         attempting = StepExecution(ex, branch, past.id, intent, past)
         if attempting.is_open:

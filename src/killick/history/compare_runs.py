@@ -11,10 +11,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from killick.history.diff import Diff, across, last_shared, shown
-from killick.history.narration import transition
 from killick.history.phrasing import entries_of
 from killick.history.timeline import Timeline, timeline
-from killick.history.timeline_parts import Step
+from killick.history.timeline_parts import Step, transition
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.codec import plain

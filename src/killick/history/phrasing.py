@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
 import msgspec
 
 from killick.model import events as e
 from killick.model import page_events
-from killick.model.codec import Erased, Secret, plain
+from killick.model.codec import plain
 from killick.model.crash_loop import Crashes
 from killick.model.failure import Failure
 
-_MONTHS: Final = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
-    "December",
-)  # fmt: skip
 YEAR_10_000_US: Final = 253_402_300_800_000_000
 """Beyond the range of datetime."""
-_ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
 SIGNS: Final = {
@@ -152,29 +146,6 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) else len(value) if isinstance(value, list | tuple) else 0  # pyright: ignore
 
 
-def ordinal(number: int) -> str:
-    """The first attempt, and so on."""
-    return f"the {_ORDINALS[number - 1]} attempt" if 1 <= number <= len(_ORDINALS) else f"attempt {number}"
-
-
-def period(us: int) -> str:
-    """A duration: 12 milliseconds, 3.2 seconds, 2 days and 4 hours."""
-    if us < 1_000:
-        return "less than a millisecond"
-    if us < 1_000_000:
-        return counted(us // 1_000, "millisecond")
-    if us < 10_000_000:
-        amount = f"{us / 1_000_000:.1f}".removesuffix(".0")
-        return f"{amount} {'second' if amount == '1' else 'seconds'}"
-    parts: list[str] = []
-    left = us // 1_000_000
-    for size, unit in _UNITS:
-        if left >= size and len(parts) < 2:
-            parts.append(counted(left // size, unit))
-            left %= size
-    return listed(parts)
-
-
 def span(us: float | None) -> str:
     """The same in short: 350 µs, 12 ms, 4.2 s, 3m 5s, 2d 4h."""
     if us is None:
@@ -193,13 +164,6 @@ def span(us: float | None) -> str:
             parts.append(f"{left // size}{unit[0]}")
             left %= size
     return " ".join([*parts, *([f"{left}s"] if left and total < 3_600 else [])][:2])
-
-
-def sentence(text: str) -> str:
-    """Capitalizes, and adds a full stop, unless the quoted end has one."""
-    text = text.strip()
-    end = "" if text.endswith((".", ":", "!", "?", ".”", "!”", "?”")) else "."
-    return f"{text[:1].upper()}{text[1:]}{end}"
 
 
 def who(by: str | None) -> str:
@@ -253,87 +217,3 @@ def arguments(given: Any, chars: int = 60) -> str:
 def short(failure: Failure) -> str:
     """An error on one line: its type without its module, and the first line of its message."""
     return f"{failure.type.rpartition('.')[2]}: {failure.message.strip().partition(chr(10))[0]}".removesuffix(": ")
-
-
-class Prose:
-    """Writes values and times. The first date is written once; times of other days include theirs.
-
-    Without a zone every time is whole, in UTC, for a page to show in the reader's zone.
-    """
-
-    def __init__(self, zone: tzinfo | None, chars: int) -> None:
-        self.zone = zone
-        self.chars = chars
-        self._day = ""
-
-    def when(self, at_us: int) -> str:
-        """on 14 November 2026 at 09:30:00 UTC, and from then on: at 09:31:00."""
-        time, day = self._moment(at_us)
-        return f"on {day} at {time}" if day else f"at {time}"
-
-    def time(self, at_us: int) -> str:
-        """The same after a preposition: until 09:31:00 on 15 November 2026."""
-        time, day = self._moment(at_us)
-        return f"{time} on {day}" if day else time
-
-    def _moment(self, at_us: int) -> tuple[str, str]:
-        if not 0 <= at_us < YEAR_10_000_US:
-            return f"{at_us} µs", ""
-        local = datetime.fromtimestamp(at_us / 1_000_000, UTC).astimezone(self.zone or UTC)
-        if self.zone is None:
-            return f"{local:%Y-%m-%d %H:%M:%S} UTC", ""
-        day = f"{local.day} {_MONTHS[local.month - 1]} {local.year}"
-        time = local.strftime("%H:%M:%S")
-        if not self._day:
-            self._day = day
-            return f"{time} {local.tzname()}", day
-        return time, "" if day == self._day else day
-
-    def value(self, value: Any) -> str:
-        """Text in quotes, the rest as JSON; cut if long."""
-        if isinstance(value, Erased):
-            return "a value that was erased on purpose"
-        if isinstance(value, Secret):
-            return "a secret"
-        if value is None:
-            return "nothing"
-        return self.quoted(value) if isinstance(value, str) else self.cut(_json(value))
-
-    def quoted(self, text: Any) -> str:
-        return f"“{self.cut(text if isinstance(text, str) else _json(text))}”"
-
-    def whole(self, text: Any) -> str:
-        """A person's words, never cut."""
-        return f"“{' '.join(text.split())}”" if isinstance(text, str) else self.value(text)
-
-    def cut(self, text: str) -> str:
-        return cut(text, self.chars)
-
-    def given(self, arguments: Any) -> str:
-        """claim 18 and to “Bob”; empty without arguments."""
-        if not isinstance(arguments, Mapping):
-            return "" if arguments is None else self.value(arguments)
-        return listed([f"{name} {self.value(value)}" for name, value in entries_of(arguments).items()])
-
-    def named(self, failure: Failure) -> str:
-        """An error's name and message."""
-        name = failure.type.rpartition(".")[2]
-        return f"{name}: {self.quoted(failure.message.strip().partition(chr(10))[0])}" if failure.message else name
-
-    def error(self, failure: Failure) -> list[str]:
-        """Describes an error's causes, and the remote service's reply."""
-        causes = [self.named(cause) for cause in list(chain(failure))[1:4]]
-        sentences = [sentence(f"The cause was {', and before that '.join(causes)}")] if causes else []
-        if failure.members:
-            sentences.append(sentence(f"Inside it were {listed([self.named(each) for each in failure.members[:5]])}"))
-        for each in chain(failure):
-            status, body = each.details.get("status"), each.details.get("body")
-            answered = [f"answered with status {status}"] if status is not None else []
-            answered += [f"said {self.quoted(body)}"] if body else []
-            if answered:
-                return [*sentences, sentence(f"The remote service {' and '.join(answered)}")]
-        return sentences
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(plain(value)).decode()

@@ -345,3 +345,11 @@ def walked(entries: Sequence[Entry]) -> Iterator[Step]:
         if isinstance(entry, Step):
             yield entry
             yield from walked(entry.entries)
+
+
+def transition(step: Step) -> dict[str, Any]:
+    """Describes a state machine's transition: the next state and its wait, or the end."""
+    output: Any = step.output if isinstance(step.output, dict) else {}
+    waits: Any = output.get("waits")
+    found = {name: output[name] for name in ("state", "done") if name in output}
+    return {**found, "after": waits["name"]} if isinstance(waits, dict) and "name" in waits else found

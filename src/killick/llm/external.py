@@ -167,7 +167,7 @@ class Host:
             raise TypeError(f"a host calls tools; declare {getattr(tool, '__name__', tool)!r} with killick.tool")
         shape = tool.shape.given(arguments)
         bound, given = shape.bind((), arguments)
-        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, given=given)
+        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.shape.returns, given=given)
         self._called(intent, fn or tool.fn)
         intent.bubbles = bubbles
         return intent

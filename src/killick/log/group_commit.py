@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from killick.clock import Clock, SystemClock
 from killick.errors import LogError
-from killick.fork_safety import register_for_forks
+from killick.fork_safety import ForkedMutex, register_for_forks
 from killick.log.switch_interval import hurry, reset_hurry
 from killick.store.protocol import Store
 from killick.store.records import Append, Head, Row
@@ -92,7 +92,7 @@ class Tail:
         return ticket
 
 
-class Committer:
+class Committer(ForkedMutex):
     """The only path from a process into its store."""
 
     def __init__(
@@ -120,12 +120,6 @@ class Committer:
         self._closed = False
         self._open = 0
         register_for_forks(self)
-
-    def before_fork(self) -> None:
-        self._mutex.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        self._mutex.release()
 
     def after_fork_in_child(self) -> None:
         """Pending appends belong to the parent, which commits them."""

@@ -1,4 +1,4 @@
-"""The hash chain of a log and the hashes of its values (sha256, domain-separated). Pure functions of bytes.
+"""The hash chain of a log, the hashes of its values (sha256, domain-separated), and idempotency keys. Pure functions.
 
 hash[n]  = sha256(0x04 ‖ hash[n-1] ‖ body[n])
 leaf[n]  = sha256(0x00 ‖ body[n])                    of an event in a seal's tree, whose nodes begin with 0x01
@@ -61,3 +61,23 @@ def unsalted(data: bytes) -> bytes:
 def data_hash(data: bytes) -> bytes:
     """Returns the hash of an event's data, which is a value of codec `json`."""
     return sha256(b"\x02json\x00" + data).digest()
+
+
+# idempotency keys: `{run}:step_{step}:{tool}:{eight hex digits of the arguments' digest}`, computed once, when a step's
+# first attempt starts. The hex digits are a label for people; exact comparisons use the full digest.
+
+
+def action_key(run: str, step: str, tool: str, arguments: bytes, *, generation: int = 0) -> str:
+    """Returns the key of one action, shared by all its attempts. After a rewind the step id carries the generation."""
+    at = f"{step}~{generation}" if generation else step
+    return f"{run}:step_{at}:{tool}:{arguments.hex()[:8]}"
+
+
+def is_key_of(key: str, run: str) -> bool:
+    """Returns whether an action is the run's own, rather than one reused from another run."""
+    return key.startswith(f"{run}:step_")
+
+
+def undo_key(key: str) -> str:
+    """Returns the key for compensating an action, from which the remote service knows the action."""
+    return f"{key}:undo"

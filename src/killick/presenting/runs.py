@@ -7,7 +7,6 @@ from typing import Any
 
 from killick.engine import views
 from killick.history import timeline_parts as parts
-from killick.history.explain import why
 from killick.history.listing import Line
 from killick.history.timeline import Timeline
 from killick.model import events as e
@@ -24,7 +23,7 @@ from killick.presenting.documents import (
     recorded_wait,
     step_fields,
 )
-from killick.presenting.steps import reply_text
+from killick.presenting.explain import why
 from killick.store.records import KEY_DESTROYED, shown_tags
 
 
@@ -174,7 +173,7 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     step = tl.at_work
     number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
     named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
-    paragraphs = why(tl, zone=None, text_of=reply_text, abandoned=status == "abandoned")
+    paragraphs = why(tl, zone=None, abandoned=status == "abandoned")
     following = paragraphs[-1] if paragraphs else ""
     since = tl.waits[0].opened_at if tl.waits else tl.changed_at
     if status == "running" and step is not None:

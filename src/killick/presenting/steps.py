@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from killick.engine.steps.model_reply import text_of
 from killick.history.listing import asked_of_intention
-from killick.history.narration import alike, is_answered, transition
 from killick.history.phrasing import NOT_RETRIED, chain, entries_of, inline, scope_words, short, span
-from killick.history.timeline_parts import Attempt, Step, Wait
+from killick.history.timeline_parts import Attempt, Step, Wait, transition
 from killick.model.failure import Failure, Frame
 from killick.presenting import approvals
 from killick.presenting.phrase import Phrase, Shows, remark
@@ -135,7 +134,8 @@ def attempts(step: Step) -> Iterator[Phrase]:
                 yield Phrase("  answered ", "quiet").add(said)
             if last.not_retried is not None and last.not_retried != "no_attempts_left":
                 yield Phrase(f"  not tried again: {NOT_RETRIED[last.not_retried]}", "quiet")
-        if last.settled is not None and not is_answered(step, last.settled):
+        asked = (wait for wait in step.waits if wait.waits_for == "settlement" and wait.how == "answered")
+        if last.settled is not None and last.settled.by not in [wait.by for wait in asked]:
             yield Phrase(f"settled by {last.settled.by or 'a person'}: {_SETTLED[last.settled.how]}", "notice")
 
 
@@ -146,11 +146,18 @@ def _grouped(attempts: Iterable[Attempt]) -> list[list[Attempt]]:
         if attempt.outcome == "returned" or (attempt.ended_at is None and not attempt.died):
             continue
         last = groups[-1][-1] if groups else None
-        if last is not None and last.settled is None and alike(last.failure, attempt.failure):
+        if last is not None and last.settled is None and _alike(last.failure, attempt.failure):
             groups[-1].append(attempt)
         else:
             groups.append([attempt])
     return groups
+
+
+def _alike(one: Failure | None, other: Failure | None) -> bool:
+    """Returns whether two attempts failed _alike, for a reader."""
+    if one is None or other is None:
+        return False
+    return (one.type, one.message, one.details) == (other.type, other.message, other.details)
 
 
 def service_response(failure: Failure) -> str | None:

@@ -19,10 +19,10 @@ from killick.engine.steps.model_reply import reasoning_of, text_of, usage_of
 from killick.errors import LeaseLost, LogError
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
+from killick.model import codec, page_events
 from killick.model import events as e
-from killick.model import page_events
 from killick.model.failure import Failure
-from killick.model.keys import action_key, arguments_digest
+from killick.model.hashing import action_key
 from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG, shown_of
 from killick.proxy.wire import Wire, is_map
 from killick.store.records import READ_LIMIT
@@ -218,7 +218,7 @@ class Conversation:
 
     def _intention(self, step: str, arguments: Mapping[str, Any], decisions: Sequence[Decision], note: str) -> None:
         now = self.client.runtime.clock.now_us()
-        digest = arguments_digest(arguments, secret_key=self.client.runtime.store.secret_key)
+        digest = codec.digest(arguments, secret_key=self.client.runtime.store.secret_key)
         key = action_key(self.run, step, self.wire.step, digest, generation=self.log.fold.facts.generation)
         entries = [*self._first, *self._decided(decisions, step)]
         if note and note != self.noted:

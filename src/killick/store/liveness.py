@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Final
 
 from killick.errors import StoreUnavailable
-from killick.fork_safety import register_for_forks
+from killick.fork_safety import ForkedMutex, register_for_forks
 from killick.permissions import open_private
 
 _NAPS_SECONDS: Final = (0.001,) * 100
 
 
-class Holders:
+class Holders(ForkedMutex):
     """Holds this process's liveness locks and tests those of others."""
 
     def __init__(self, store_path: Path) -> None:
@@ -31,12 +31,6 @@ class Holders:
         self._held: dict[str, int] = {}
         self._mutex = threading.Lock()
         register_for_forks(self)
-
-    def before_fork(self) -> None:
-        self._mutex.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        self._mutex.release()
 
     def after_fork_in_child(self) -> None:
         """Closes the parent's lock files in the child. The parent stays locked until its own descriptors close."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
-from killick.fork_safety import register_for_forks
+from killick.fork_safety import ForkedMutex, register_for_forks
 from killick.permissions import FILE_MODE, FOLDER_MODE, is_own_folder
 
 Callback = Callable[[str], None]
@@ -51,7 +51,7 @@ class Listener(ABC):
 
     def __init__(self, refuse_closed: Callable[[], None] = lambda: None) -> None:
         self._refuse_closed = refuse_closed
-        self._lock = threading.Lock()
+        self._mutex = threading.Lock()
         self._watchers: list[Callback] = []
         self._end: Callable[[], None] | None = None
 
@@ -61,7 +61,7 @@ class Listener(ABC):
 
     def watch(self, callback: Callback) -> Callable[[], None]:
         watcher: Callback = lambda run: callback(run)  # noqa: E731  one callback may watch twice; each is stopped separately
-        with self._lock:
+        with self._mutex:
             self._refuse_closed()
             self._end = self._end or self._start()
             self._watchers.append(watcher)
@@ -76,7 +76,7 @@ class Listener(ABC):
 
     def _stop(self, watchers: Iterable[Callback]) -> None:
         end = None
-        with self._lock:
+        with self._mutex:
             self._watchers = [each for each in self._watchers if each not in watchers]
             if not self._watchers:
                 end, self._end = self._end, None
@@ -84,7 +84,7 @@ class Listener(ABC):
             end()
 
     def _notify(self, runs: Iterable[str]) -> None:
-        with self._lock:
+        with self._mutex:
             watchers = list(self._watchers)
         for run in runs:
             for watcher in watchers:
@@ -93,7 +93,7 @@ class Listener(ABC):
                     watcher(run)
 
 
-class Notifier(Listener):
+class Notifier(Listener, ForkedMutex):
     """One store's notifications: its own pipe, if watched, and the pipes of others."""
 
     def __init__(self, path: Path, *, detector: Callable[[], ChangeDetector]) -> None:
@@ -103,15 +103,9 @@ class Notifier(Listener):
         self._own: _Pipe | None = None
         register_for_forks(self)
 
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        self._lock.release()
-
     def after_fork_in_child(self) -> None:
         """The pipe and its thread belong to the parent."""
-        self._lock = threading.Lock()
+        self._mutex = threading.Lock()
         if self._own is not None:
             self._own.close_inherited()
         self._watchers, self._own, self._end = [], None, None

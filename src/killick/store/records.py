@@ -12,7 +12,7 @@ from killick.model.chunks import Blob
 from killick.model.facts import OWN_TAGS
 
 STORE_FORMAT: Final = 6
-"""The newest layout that this build reads and writes; opening an older one migrates it."""
+"""The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
 
 READ_LIMIT: Final = 10_000
 """The maximum number of rows in one read."""

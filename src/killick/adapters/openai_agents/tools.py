@@ -74,7 +74,7 @@ class Gate:
         declared = open_tool(name, schema=tool.params_json_schema, doc=tool.description, **options)
         if (own := getattr(tool, "__wrapped__", None)) is not None:
             # A recorded result is converted to the function's declared return type.
-            declared.returns = declared.shape.returns = resolved_hints(own).get("return", Any)
+            declared.shape.returns = resolved_hints(own).get("return", Any)
         return declared
 
     def _gated(self, tool: FunctionTool | CustomTool, declared: AnyTool) -> Tool:

@@ -1,12 +1,10 @@
-"""`killick contract`: lints and explains contracts, and judges recorded intentions again. Read-only."""
+"""`killick contract`: explains contracts, and judges recorded intentions again. Read-only."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +18,7 @@ from killick.cli.context import Shell, agent_option, command, complete_file, sin
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import STATUSES, Selection, complete_named, select
 from killick.contracts.contract import Contract
-from killick.contracts.lint import Problem, lint
 from killick.definitions.agents import AGENTS, Agent, read_contract
-from killick.definitions.tools import TOOLS, AnyTool
 from killick.errors import AgentUnknown, ContractRefused
 from killick.history.backtest import Change, Judged, Rejudged, rejudge
 from killick.history.phrasing import counted, listed
@@ -33,104 +29,6 @@ _CHANGES: Final[dict[Change, str]] = {
     "stopped": "would be stopped", "asked": "asked", "passed": "accepted", "differs": "different from the record",
     "unknown": "not known any more",
 }  # fmt: skip
-_DIGEST_CHARS: Final = 12
-
-
-# checking -----------------------------------------------------------------------------------------
-
-
-@command("check", app=True)
-@click.argument("targets", metavar="FILE|MODULE:NAME...", nargs=-1, required=True, shell_complete=complete_file)
-def check_command(shell: Shell, targets: Sequence[str]) -> Exit:
-    """Lint contracts: TOML files, or contracts and agents in Python.
-
-    With an app, the names of tools and arguments are checked too. Exits with 1 on errors, not on warnings.
-
-    \b
-    killick contract check claims.toml
-    killick contract check claims.toml --app app.py
-    """
-    shell.load_app()
-    found = [_linted(target) for target in targets]
-    if shell.json:
-        shell.emit([_document(each) for each in found])
-    else:
-        wide = max(len(target) for target in targets)
-        for each in found:
-            _show_linted(shell, each, wide)
-    return Exit.DONE if all(each.contract is not None for each in found) else Exit.BAD
-
-
-class Linted(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of linting a file. Without a contract the file is invalid."""
-
-    target: str
-    contract: Contract | None
-    problems: tuple[Problem, ...]
-
-
-def _linted(target: str) -> Linted:
-    if not _is_file(target):
-        if ":" not in target:
-            raise CommandFailed(f"{target}: no such file; name a contract in TOML, or one in Python as app.py:name")
-        contract = _declared(target)
-        return Linted(target=target, contract=contract, problems=tuple(_unknown_names(contract, TOOLS)))
-    try:
-        text = _file(target).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandFailed(f"{target}: cannot be read ({error}); name a contract in TOML") from None
-    problems = lint(text)
-    if any(each.severity == "error" for each in problems):
-        return Linted(target=target, contract=None, problems=tuple(problems))
-    contract = Contract.parse(text)
-    return Linted(target=target, contract=contract, problems=(*problems, *_unknown_names(contract, TOOLS)))
-
-
-def _unknown_names(contract: Contract, tools: Mapping[str, AnyTool]) -> Iterator[Problem]:
-    """Tools and arguments that the app does not have. Nothing is known of it where none was looked at."""
-    for rule in contract.rules if tools else ():
-        terms: Any = rule.terms
-        named = [*rule.tools, *(terms if rule.kind in ("allow", "once", "after") else ())]
-        for name in dict.fromkeys(named):
-            if re.fullmatch(r"\w+", name) and name not in (*tools, "send", "update"):
-                yield Problem("warning", f"no tool is called {name}{_did_you_mean(name, tools)}", rule.name)
-        arguments = [terms["argument"], terms.get("by")] if rule.kind == "total" else []
-        arguments += list(terms) if rule.kind in ("arguments", "paths") else []
-        for name in rule.tools:
-            known: Mapping[str, Any] = tools[name].shape.hints if name in tools else {}
-            for first in [re.split(r"[.\[]", each, maxsplit=1)[0] for each in arguments if each and known]:
-                if first not in known:
-                    yield Problem("warning", f"{name} has no argument {first}{_did_you_mean(first, known)}", rule.name)
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _show_linted(shell: Shell, found: Linted, wide: int) -> None:
-    sign, style = ("✓", "bold green") if found.contract is not None else ("✗", "bold red")
-    line = Text.assemble((f"{sign} ", style), (f"{found.target:<{wide}}", "bold"), "  ")
-    if found.contract is not None:
-        line.append(f"{found.contract.name}: {counted(len(found.contract.rules), 'rule')}")
-        line.append(f", sha256 {found.contract.digest[:_DIGEST_CHARS]}", style="dim")
-    else:
-        line.append(counted(sum(each.severity == "error" for each in found.problems), "problem"), style="red")
-    shell.print(line)
-    for problem in sorted(found.problems, key=lambda problem: problem.line or 0):
-        place = [f"line {problem.line}"] if problem.line is not None else []
-        place += [f"rule {problem.rule}"] if problem.rule is not None else []
-        lead = Text.assemble(("    ~ ", "yellow") if problem.severity == "warning" else ("    ✗ ", "red"))
-        message = Text.assemble((", ".join(place) + ": " if place else "", "dim"), problem.message)
-        shell.row(lead, message)
-
-
-def _document(found: Linted) -> dict[str, Any]:
-    contract = found.contract
-    known = {"name": None, "rules": None, "digest": None} if contract is None else {
-        "name": contract.name, "rules": len(contract.rules), "digest": contract.digest,
-    }  # fmt: skip
-    return {"target": found.target, "holds": contract is not None, **known, "problems": found.problems}
 
 
 # showing ------------------------------------------------------------------------------------------
@@ -217,9 +115,7 @@ def _read(target: str) -> Contract:
     try:
         return read_contract(_file(target))
     except ContractRefused as refused:
-        raise CommandFailed(
-            f"{target}: {refused}; `killick contract check {target}` shows everything at once"
-        ) from None
+        raise CommandFailed(f"{target}: {refused}") from None
 
 
 def _is_file(target: str) -> bool:

@@ -25,7 +25,6 @@ from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import VOTE
 from killick.engine.views import key_of
 from killick.history import listing, run_info
-from killick.history.explain import why
 from killick.history.phrasing import counted, process
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Moment, Wait
@@ -35,6 +34,7 @@ from killick.log.log import Log, Recorded
 from killick.model import events as e
 from killick.presenting import approvals, moments
 from killick.presenting.documents import boundary, event
+from killick.presenting.explain import why
 from killick.presenting.runs import run_timeline
 from killick.presenting.steps import asked_of, reply_text
 from killick.store.protocol import is_held
@@ -320,7 +320,7 @@ def display_status(log: Log, run: str, status: str) -> str:
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
     abandoned = live and display_status(shell.log, found.run, found.status) == "abandoned"
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
-    text = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
+    text = why(found, number or None, zone=zone, chars=WHOLE if full else 160, abandoned=abandoned)
     if not text:
         steps = [step.number for step in found.steps()]
         there = f"it has {steps[0]} to {steps[-1]}" if steps else "it has taken none yet"
@@ -328,9 +328,9 @@ def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) 
     if shell.json:
         shell.emit({"run": found.run, "step": number or None, "why": text})
         return
-    for index, paragraph in enumerate(text):
-        lines = textwrap.wrap(paragraph, min(shell.out.width, PROSE_COLUMNS), break_on_hyphens=False)
-        shell.print(Text(("\n" if index else "") + "\n".join(lines)))
+    for line in text:
+        columns = min(shell.out.width, PROSE_COLUMNS)
+        shell.print(Text(textwrap.fill(line, columns, subsequent_indent="  ", break_on_hyphens=False)))
 
 
 def _state(shell: Shell, run: str, place: RunMoment | None) -> None:

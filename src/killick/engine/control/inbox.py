@@ -37,11 +37,6 @@ def answer_id(run: str, step: e.StepId, opened: int) -> str:
     return f"answer:{run}:{step}@{opened}"
 
 
-def vote_id(answer: str, by: str) -> str:
-    """The id of one of several answers that a wait needs: one a person, however often they click."""
-    return f"{answer}#{by}"
-
-
 def child_id(run: str, ended: int) -> str:
     """The id of the message that a child ended. One that was rewound ends again, with another event."""
     return f"child:{run}@{ended}"

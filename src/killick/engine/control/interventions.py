@@ -67,9 +67,9 @@ def _overridden(fold: Fold, body: Body, by: str | None, at: int, because: Body) 
         raise AnswerRefused(fold.facts.run, f"step {step.id}: {what}; skip it")
     # A message to another run is a tool's step, too, and has no effect of its own.
     tool = TOOLS.get(step.name) if step.sort == "tool" and step.effect is not None else None
-    if tool is not None and tool.returns is not Any:
+    if tool is not None and tool.shape.returns is not Any:
         try:
-            convert(output, tool.returns, at=f"step {step.id} ({tool.name})")
+            convert(output, tool.shape.returns, at=f"step {step.id} ({tool.name})")
         except ValueRefused as misfit:
             raise AnswerRefused(fold.facts.run, str(misfit)) from None
     if step.sort == "wait" and wait is not None:

@@ -20,7 +20,7 @@ from killick.model import events as e
 from killick.model import ledger
 from killick.model.facts import OUT_OF_BAND, Step
 from killick.model.failure import Failure
-from killick.model.keys import is_key_of
+from killick.model.hashing import is_key_of
 from killick.model.typed import convert
 
 
@@ -201,9 +201,9 @@ def _input_of(ex: Execution, tool: AnyTool, effect: ledger.Effect) -> Effect:
     progress = ex.progress.get(effect.step)
     if progress is None and (progressed := ex.record.of(effect.step, e.AttemptProgressed)):
         progress = log.data(ex.run_id, progressed[-1][0]).get("progress")
-    result = data.get("output")
+    result, returns = data.get("output"), tool.shape.returns
     return Effect(
         tool=tool.name, step=effect.step, key=effect.key, arguments=tool.shape.restore(arguments, arguments),
-        result=convert(result, tool.returns, at="result") if "output" in data and tool.returns is not Any else result,
+        result=convert(result, returns, at="result") if "output" in data and returns is not Any else result,
         progress=progress, failure=None if failure is None else convert(failure, Failure, at="failure"),
     )  # fmt: skip

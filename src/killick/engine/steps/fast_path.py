@@ -23,7 +23,8 @@ from killick.errors import LogError, StoreError, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import unpack
-from killick.model.keys import action_key, arguments_digest
+from killick.model.codec import digest as digest_of
+from killick.model.hashing import action_key
 
 _NOT_PLAIN: Final = object()
 _FLAT: Final = frozenset({str, int, bool, type(None)})
@@ -41,23 +42,15 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             if (value := replayed_value(ex, branch, tool, given)) is not _NOT_PLAIN:
                 return value
             is_fast = False
-        if (
-            not is_fast
-            or ex.has_outside_effects
-            or (
-                ex.judge.bound
-                and (verdict := ex.judge.accepts(tool.name, effect, arguments, str(branch.count + 1))) is None
-            )
-        ):
+        if is_fast and ex.judge.bound and not ex.has_outside_effects:
+            verdict = ex.judge.accepts(tool.name, effect, arguments, str(branch.count + 1))
+            is_fast = verdict is not None
+        if not is_fast or ex.has_outside_effects:
             return await run_step(ex, execute_step, intent_of(tool, arguments, given))
         ex.turns.computing -= 1
         entered = True
         # Intend: the intention and its attempt are durable before the tool is called.
-        try:
-            digest = arguments_digest(given, secret_key=ex.log.secret_key)
-        except ValueRefused:
-            intent_of(tool, arguments, given).classify(str(branch.count + 1), ex.log.secret_key)  # names the step
-            raise
+        digest = _digest_of(ex, str(branch.count + 1), tool, arguments, given)
         branch.count += 1
         step, now = str(branch.count), ex.now_us() if verdict is None else verdict.at
         key = action_key(ex.run_id, step, tool.name, digest, generation=ex.generation)
@@ -108,6 +101,15 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             ex.turns.computing += 1
 
 
+def _digest_of(ex: Execution, step: str, tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> bytes:
+    """Returns the digest of the arguments. Raises ValueRefused with the name of the step."""
+    try:
+        return digest_of(given, secret_key=ex.log.secret_key)
+    except ValueRefused:
+        intent_of(tool, arguments, given).classify(step, ex.log.secret_key)
+        raise
+
+
 def is_common(branch: object, ex: Execution) -> bool:
     """Whether the next step of this code can be taken in one way only."""
     return (
@@ -133,7 +135,7 @@ def replayed_value(ex: Execution, branch: Branch, tool: AnyTool, given: dict[str
         return _NOT_PLAIN
     past, intended, output = found
     try:
-        digest = e.to_text(arguments_digest(given, secret_key=ex.log.secret_key))
+        digest = e.to_text(digest_of(given, secret_key=ex.log.secret_key))
     except ValueRefused:
         return _NOT_PLAIN
     if past.name != tool.name or intended.digest != digest or intended.identity is not None:
@@ -142,12 +144,13 @@ def replayed_value(ex: Execution, branch: Branch, tool: AnyTool, given: dict[str
     branch.count += 1
     branch.answer = None
     ex.mark_replayed(past.ended)
-    return as_returned(value, tool.returns, step, tool.name)
+    return as_returned(value, tool.shape.returns, step, tool.name)
 
 
 def intent_of(tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> Intent:
     """Returns the call as the pipeline takes it."""
-    return Intent("tool", tool.name, tool.fn, tool.shape, arguments, tool.policy, returns=tool.returns, given=given)
+    shape = tool.shape
+    return Intent("tool", tool.name, tool.fn, shape, arguments, tool.policy, returns=shape.returns, given=given)
 
 
 class _Attempt(NamedTuple):

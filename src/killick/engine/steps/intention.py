@@ -14,7 +14,6 @@ from killick.errors import DeclarationRefused, ValueRefused
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import canonical, digest
-from killick.model.keys import arguments_digest
 from killick.model.retry import Retry
 from killick.model.typed import convert
 from killick.store.records import UniqueRight
@@ -75,10 +74,10 @@ class Intent:
         """Compute its digest and effect class. Refuses arguments that cannot be stored, naming the step."""
         policy = self.policy
         try:
-            self.digest = arguments_digest(self.given, secret_key=secret_key)
+            self.digest = digest(self.given, secret_key=secret_key)
             if policy.identity is not None:
                 named = {name: self.arguments.get(name) for name in policy.identity}
-                self.identity = arguments_digest(named, secret_key=secret_key)
+                self.identity = digest(named, secret_key=secret_key)
             wide: bytes = getattr(secret_key, "store_wide", secret_key)  # a right is unique in the store
             self.claims = tuple(
                 UniqueRight(name, digest(self.arguments[name], secret_key=wide))
@@ -194,7 +193,7 @@ def model_intent(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Int
     """A call of a model as an intention; the client's own retries are off, so that each attempt is on record."""
     policy, returns, name = _MODEL, Any, getattr(fn, "__qualname__", None) or type(fn).__name__
     if isinstance(fn, Tool):
-        policy, returns, name, fn = fn.policy, fn.returns, fn.name, fn.fn
+        policy, returns, name, fn = fn.policy, fn.shape.returns, fn.name, fn.fn
     arguments = {**({"args": list(args)} if args else {}), **kwargs}
     given = recordable(arguments)
     return Intent(

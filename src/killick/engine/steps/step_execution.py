@@ -40,7 +40,7 @@ from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.model.keys import action_key, undo_key
+from killick.model.hashing import action_key, undo_key
 from killick.model.typed import convert
 
 CANCELLED: Final = Failure.of("asyncio.CancelledError", "the agent's own code gave it up", kind="cancelled")

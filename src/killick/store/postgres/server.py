@@ -26,20 +26,17 @@ from killick.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from killick.fork_safety import keep_inherited, register_for_forks
+from killick.fork_safety import Forked, keep_inherited, register_for_forks
 from killick.store.namespace import namespace_of, own_options, root_name
 from killick.store.postgres.wire import Failed, Q, Session, Statement, pooled
 from killick.store.records import Durability
-from killick.store.sql import migration, schema
+from killick.store.sql import migrations, schema
 
 FORMAT: Final = 4
-"""The newest layout that this build reads and writes; opening an older one migrates it."""
+"""The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
 
-READABLE_FROM: Final = 2
-"""The oldest format whose build can work with this layout: later formats only added things.
-
-A build before the second would write waiting runs without their tag.
-"""
+READABLE_FROM: Final = 4
+"""The oldest format whose build can work with this layout: later formats only added things."""
 
 SERVER_NEEDED: Final = 140000
 _FIRST_NAP_SECONDS: Final = 0.01
@@ -66,7 +63,7 @@ _ALIVE: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepaliv
 T = TypeVar("T")
 
 
-class PostgresServer:
+class PostgresServer(Forked):
     """A session pool for one database. Lost sessions are replaced."""
 
     def __init__(
@@ -100,10 +97,6 @@ class PostgresServer:
             raise
 
     # forks ------------------------------------------------------------------------------------
-
-    def before_fork(self) -> None: ...
-
-    def after_fork_in_parent(self) -> None: ...
 
     def after_fork_in_child(self) -> None:
         """The parent's connections must not be closed here: that would end them in the parent."""
@@ -306,8 +299,8 @@ class PostgresServer:
         if found < FORMAT:
             with self._exclusively(session):
                 found, _ = self._format(session)
-                for step in range(found + 1, FORMAT + 1):
-                    session.script(self.qualified(migration("postgres", step)))
+                for step, script in migrations("postgres", self.place, found=found, newest=FORMAT):
+                    session.script(self.qualified(script))
                     for key, value in _formats(step, READABLE_FROM).items():
                         session.run(self.q.put_meta, key, value)
                 found = max(found, FORMAT)

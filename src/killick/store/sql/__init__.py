@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+
+from killick.errors import StoreUnavailable
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
@@ -22,9 +25,17 @@ def schema(dialect: str) -> str:
     return _text(dialect, "schema.sql")
 
 
-def migration(dialect: str, to_format: int) -> str:
-    """Returns the migration from the previous format to this one."""
-    return _text(dialect, f"to_{to_format:04}.sql")
+def migrations(dialect: str, place: str, *, found: int, newest: int) -> Iterator[tuple[int, str]]:
+    """Yields each format after the found one and the script that leads to it from the one before.
+
+    Raises StoreUnavailable without such a script: no release wrote that format.
+    """
+    for step in range(found + 1, newest + 1):
+        try:
+            yield step, _text(dialect, f"to_{step:04}.sql")
+        except FileNotFoundError:
+            way = "export its runs with the version that wrote it"
+            raise StoreUnavailable(place, f"format {found} is from before the first release; {way}") from None
 
 
 def _text(dialect: str, name: str) -> str:

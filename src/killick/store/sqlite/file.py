@@ -29,10 +29,10 @@ from killick.errors import (
     StoreUnavailable,
     ValueRefused,
 )
-from killick.fork_safety import keep_inherited, register_for_forks
+from killick.fork_safety import ForkedMutex, keep_inherited, register_for_forks
 from killick.permissions import reserve
-from killick.store.records import STORE_FORMAT, Durability, row_check
-from killick.store.sql import migration, queries, schema
+from killick.store.records import STORE_FORMAT, Durability
+from killick.store.sql import migrations, queries, schema
 from killick.text import LONE_SURROGATE, printable
 
 APPLICATION_ID: Final = 0x6B656467
@@ -73,7 +73,7 @@ class FileKind(NamedTuple):
     name: str
 
 
-class SqliteFile:
+class SqliteFile(ForkedMutex):
     """One writing connection behind a mutex, and reading connections that never block."""
 
     def __init__(
@@ -462,9 +462,9 @@ class SqliteFile:
 
     def _migrate(self) -> None:
         with self.writing() as writer:
-            self._writer.create_function("row_check", -1, row_check, deterministic=True)
-            for step in range(self._format()[1] + 1, self._kind.newest + 1):
-                _execute_script(writer, migration(self._kind.dialect, step))
+            found, newest = self._format()[1], self._kind.newest
+            for step, script in migrations(self._kind.dialect, self.place, found=found, newest=newest):
+                _execute_script(writer, script)
                 writer.execute(f"PRAGMA user_version = {step}")
 
     @contextlib.contextmanager
@@ -540,7 +540,7 @@ class Reading:
                 raise explained from error
 
 
-class CommitDetector:
+class CommitDetector(ForkedMutex):
     """A connection that only detects commits by others."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
@@ -551,13 +551,10 @@ class CommitDetector:
         register_for_forks(self)
 
     def before_fork(self) -> None:
-        self._mutex.acquire()
+        super().before_fork()
         if self._db is not None:
             self._db.close()
             self._db = None
-
-    def after_fork_in_parent(self) -> None:
-        self._mutex.release()
 
     def after_fork_in_child(self) -> None:
         self._mutex = threading.Lock()  # the polling thread belongs to the parent

@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from killick.client.client import Client
 from killick.errors import RunUnknown
-from killick.history.explain import why as explained
 from killick.history.page import STEPS_MAX
 from killick.history.phrasing import process
 from killick.history.run_info import waits_of
@@ -22,8 +21,8 @@ from killick.history.timeline import part_of
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.presenting.documents import Document
+from killick.presenting.explain import why as explained
 from killick.presenting.runs import Run, run_fields
-from killick.presenting.steps import reply_text
 from killick.store.protocol import is_held
 from killick.store.records import Head
 from killick.web.handlers.status import last_seal
@@ -182,12 +181,12 @@ def why(call: Call[WhyAsked, Nothing]) -> Explanation:
     through = through_of(call, run)
     if number is None:
         found = part_of(log, run, limit=TAIL_STEPS, through=through)
-        return Explanation(run=run, step=None, why=tuple(explained(found, zone=None, text_of=reply_text)))
+        return Explanation(run=run, step=None, why=tuple(explained(found, zone=None)))
     fold = log.state(run).fold
     near = about(log, run, fold, number, through)
     if near is None:
         raise unknown(run, fold, number)
-    return Explanation(run=run, step=number, why=tuple(explained(near, number, zone=None, text_of=reply_text)))
+    return Explanation(run=run, step=number, why=tuple(explained(near, number, zone=None)))
 
 
 class VerificationProblem(Document, frozen=True):

@@ -95,7 +95,7 @@ def agents(call: Call[AgentsAsked, Any]) -> AgentList:
         raise AgentUnknown(chosen, known=[line.name for line in lines])
     return AgentList(
         agents=tuple(lines),
-        tools=tuple(ToolInfo(name=name, about=_first_line(tool.doc)) for name, tool in sorted(TOOLS.items())),
+        tools=tuple(ToolInfo(name=name, about=_first_line(tool.shape.doc)) for name, tool in sorted(TOOLS.items())),
         chosen=chosen,
     )
 

@@ -12,14 +12,13 @@ from msgspec import Meta
 
 from killick.history import timeline_parts
 from killick.history.diff import passed
-from killick.history.explain import why as explained
 from killick.history.page import RedactData
 from killick.history.timeline import Timeline, part_of
 from killick.log.boundaries import at as place_at
 from killick.log.log import Log
 from killick.model.fold import Fold
 from killick.presenting.documents import Document, Step, step_fields
-from killick.presenting.steps import reply_text
+from killick.presenting.explain import why as explained
 from killick.web.handlers.boundary import Change, changed, masked
 from killick.web.handlers.step_list import through_of
 from killick.web.problems import Problem
@@ -70,7 +69,7 @@ def step(call: Call[StepAsked, Nothing]) -> StepDetail:
     return StepDetail.of(
         found, **step_fields(run, found, call.now_us), output_seq=known.output or None,
         effect_status=_effect_status(log, run, found, started), changes=_changes(call, found),
-        why=tuple(explained(timeline, number, zone=None, text_of=reply_text)),
+        why=tuple(explained(timeline, number, zone=None)),
     )  # fmt: skip
 
 
