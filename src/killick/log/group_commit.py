@@ -494,8 +494,10 @@ class Committer:
             idle = 0 if oldest is not None else idle + 1
             if not self._urgent:
                 due = SystemClock.monotonic() + BEHIND_SECONDS_MAX if oldest is None else oldest[1]
-                time.sleep(max(due - SystemClock.monotonic(), 0.0))
-            if self._urgent or (oldest is not None and self._oldest() == oldest):
+                # No longer at once: what comes meanwhile may be due earlier.
+                time.sleep(min(max(due - SystemClock.monotonic(), 0.0), BEHIND_SECONDS_MAX))
+            is_due = oldest is not None and oldest[1] <= SystemClock.monotonic() and self._oldest() == oldest
+            if self._urgent or is_due:
                 self._urgent = False
                 self._lead_if_free()
 
