@@ -9,7 +9,7 @@ from stories import START_US, started
 
 from killick.clock import ManualClock, SystemClock
 from killick.errors import HeadMoved, LogError, StoreFull
-from killick.log import Committer, Entry, Log, RunLog, verify
+from killick.log import Committer, Entry, Log, RunLog, group_commit, verify
 from killick.log.group_commit import BEHIND_SECONDS_MAX, TURN_SECONDS_MAX, Ticket
 from killick.model import events as e
 from killick.store import MemoryStore
@@ -230,6 +230,18 @@ def test_what_another_process_would_do_again_has_the_time_of_a_turn() -> None:
     assert paused.due <= SystemClock.monotonic() + BEHIND_SECONDS_MAX
     with committer._mutex:
         committer._hand_on()
+    log.close()
+
+
+def test_an_outcome_is_not_held_up_by_what_another_process_would_do_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "AGAIN_SECONDS_MAX", 3_600.0)
+    log = Log(Watched())
+    one, two = begin(log, "run_1"), begin(log, "run_2")
+    log.committer.submit(Ticket(one.built([note(1)])), happens_again=True)
+    seq = two.append_behind(note(1))
+    while log.head("run_2").seq < seq:
+        pass
+    assert log.head("run_1").seq == 2  # it went along
     log.close()
 
 

@@ -384,21 +384,21 @@ def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:
     if advanced.diverged is not None:
         step, recorded, found, builds = advanced.diverged
         raise RunDiverged(run, step, recorded=recorded, found=found, builds=builds)
-    crashes = log.state(run).fold.facts.crashes
-    if crashes is not None and crashes.quarantined:
+    state = log.state(run)
+    if (crashes := state.fold.facts.crashes) is not None and crashes.quarantined:
         died = f"quarantined, for its process died {crashes.deaths} times in a row"
         raise RunWaiting(run, (), why=f"a person; it is {died}: `killick show {run}`, then `killick resume {run}`")
-    raise RunWaiting(run, _waits_below(engine, run))
+    raise RunWaiting(run, _waits_below(engine, state))
 
 
-def _waits_below(engine: Engine, run: str) -> Sequence[Wait]:
+def _waits_below(engine: Engine, state: State) -> Sequence[Wait]:
     """The waits of a run; in place of a child, the waits of that child."""
     found: list[Wait] = []
-    for wait in waits_of(engine.store, engine.log.state(run)):
-        below: Sequence[Wait] = _waits_below(engine, wait.name) if wait.waits_for == "child" else ()
-        if wait.waits_for == "child" and engine.log.state(wait.name).fold.facts.paused:
+    for wait in waits_of(engine.store, state):
+        child = engine.log.state(wait.name) if wait.waits_for == "child" else None
+        if child is not None and child.fold.facts.paused:
             why = paused_because(engine.log, wait.name)
             prompt = f"{wait.name}, which is paused{f' ({why})' if why else ''}; resume it"
             wait = msgspec.structs.replace(wait, prompt=prompt)
-        found += below or [wait]
+        found += ([] if child is None else _waits_below(engine, child)) or [wait]
     return found

@@ -9,7 +9,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import Context as Variables
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -331,8 +331,7 @@ class Execution:
     @property
     def may_record(self) -> bool:
         """Whether outcomes can still be recorded, also if the handle is closed: lease and store are intact."""
-        cause = self.signal.cause if isinstance(self.signal, Interrupted) else None
-        lost = cause is not None and not isinstance(cause, StillRunning)
+        lost = isinstance(self.signal, Interrupted) and not isinstance(self.signal.cause, StillRunning | None)
         return not lost and self.is_ours and self.log.failure is None
 
     def check_lease(self) -> None:
@@ -504,9 +503,9 @@ class Execution:
     async def until_idle(self, seconds: float) -> None:
         """Wait until the agent ended, every branch is idle, a message came, or the time is up."""
         if not self.stirred.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self.stirred.wait()
+            timer = self.loop.call_later(seconds, self.stirred.set)
+            await self.stirred.wait()
+            timer.cancel()
 
     def close(self, signal: Signal, *, cut: bool = False) -> None:
         """Close the handle: waits end with the signal now, other branches meet it at their next step.

@@ -50,7 +50,7 @@ WARM_MAX: Final = 64
 """Runs that wait and are kept in memory."""
 
 POLL_SECONDS: Final = 0.25
-"""The interval at which a busy run reads its inbox."""
+"""The interval at which a busy run reads its inbox; longer where hundreds of runs do."""
 
 _AGAIN: Final = (AlreadyClaimed, MessageGone, RunExists, HeadMoved)
 """Refusals of a commit after which the run is opened again. A worker that lost its lease gets EpochStale instead."""
@@ -167,16 +167,14 @@ class Executor:
 
     def notify(self, run: str) -> bool:
         """Wake a run to read its inbox. True if it is live here."""
-        ex = self._live.get(run)
-        if ex is not None:
+        if (ex := self._live.get(run)) is not None:
             ex.stirred.set()
         return run in self._live
 
     def notify_all(self) -> None:
         """Wake all live runs to read their inboxes."""
-        for ex in self._live.values():
-            if ex is not None:
-                ex.stirred.set()
+        for run in self._live:
+            self.notify(run)
 
     async def close(self) -> None:
         """Release every run: live runs are interrupted, and resume later.
@@ -289,12 +287,11 @@ class Executor:
             ex.was_abandoned = claim.left is not None
             ex.after_death = facts.crashes is not None
             ex.input = claims.recorded_input(ex, facts.input)
-            now = engine.clock.now_us()
             ex.touch_after_us = claims.touch_after(ex, claim)
             if facts.mend:
                 ex.diverged_at = ex.engine.log.event(run, facts.mend).step  # type: ignore[attr-defined]
             taken = e.RunTaken(
-                at=now, epoch=log.epoch, holder=engine.holder, build=engine.build(agent), alone=claim.alone
+                at=ex.now_us(), epoch=log.epoch, holder=engine.holder, build=engine.build(agent), alone=claim.alone
             )
             ex.write_behind(Entry(observers.taken(ex, taken)))
             if ex.after_death:
@@ -359,7 +356,8 @@ class Executor:
                 self.engine.leases.look()
                 continue
             wake = waits.next_deadline(ex)
-            nap = self.poll_seconds if wake is None else min((wake - ex.now_us()) / 1_000_000, self.poll_seconds)
+            poll = self.poll_seconds * max(1.0, len(self._live) / 100)
+            nap = poll if wake is None else min((wake - ex.now_us()) / 1_000_000, poll)
             if ex.busy == 0:
                 if ex.files is not None:
                     await ex.files.settle()
@@ -390,18 +388,14 @@ class Executor:
         assert ex.main is not None
         if ex.signal is None and not ex.main.done():
             # All of it is committed, and nothing is awaited before this is parked: no guest can come in between.
-            if ex.log.fold.facts.hosted:
-                # The next external session brings its own functions, so nothing of this can be reused.
-                ex.close(Parked())
-                await ex.unwind()
-                self._release(ex)
-                return outcome_of(ex)
-            if self.engine.live.of(ex.run_id):
-                # The outcome of a thread is recorded in the store, past an execution in memory.
+            hosted = ex.log.fold.facts.hosted
+            if hosted or self.engine.live.of(ex.run_id):
+                # Nothing of this can be reused: the next external session brings its own functions, and the outcome of
+                # a thread is recorded in the store, past an execution in memory.
                 ex.close(Parked())
                 await ex.unwind()
             # A run without a recorded wait would never be woken.
-            self._release(ex, left=ex.log.fold.facts.status == "running")
+            self._release(ex, left=not hosted and ex.log.fold.facts.status == "running")
             if ex.signal is None:
                 self._keep_warm(ex)
             return outcome_of(ex)

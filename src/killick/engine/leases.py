@@ -85,6 +85,8 @@ class Leases:
         """Renew the leases that are due, report the lost ones, and retry the releases that failed."""
         if self._unreleased:
             self._release()
+        if (thread := self._thread) and thread is not threading.current_thread() and thread.is_alive():
+            return  # that thread renews them; each of many runs would look at the leases of all
         now = self._clock.monotonic()
         with self._mutex:
             wanted = any(lease.until - now < lease.seconds * (1 - 1 / _SHARE) for lease in self._held.values())

@@ -12,6 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from killick.clock import Clock, SystemClock
@@ -35,6 +37,9 @@ BEHIND_SECONDS_MAX: Final = 0.001
 
 TURN_SECONDS_MAX: Final = 0.01
 """How long appends wait for the end of the loop's turn, which commits those of all its tasks at once."""
+
+AGAIN_SECONDS_MAX: Final = 0.1
+"""How long an append may wait that another process would make again after a crash."""
 
 SLOW_COMMIT_SECONDS: Final = 0.001
 _IDLE_ROUNDS: Final = 40
@@ -158,11 +163,12 @@ class Committer(ForkedMutex):
 
     def submit(self, *tickets: Ticket, urgent: bool = False, happens_again: bool = False) -> None:
         """Write-behind: commits with the next commit of any run, or by itself within two milliseconds. What another
-        process would do again, such as taking a run or its message, is no loss: it has the time of a turn."""
+        process would do again, such as taking a run or its message, is no loss: it waits for the run's next append."""
         with self._mutex:
             for ticket in tickets:
                 self._refuse_closed(ticket.item.run)
-                seconds = TURN_SECONDS_MAX if happens_again or ticket.item.create else BEHIND_SECONDS_MAX
+                again = TURN_SECONDS_MAX if ticket.item.create else AGAIN_SECONDS_MAX
+                seconds = again if happens_again else BEHIND_SECONDS_MAX
                 ticket.size_bytes, ticket.due = ticket.item.size_bytes, SystemClock.monotonic() + seconds
                 self._behind_bytes += ticket.size_bytes
             self._queue.extend(tickets)
@@ -224,18 +230,19 @@ class Committer(ForkedMutex):
                 else:
                     ticket.head = result
                 ticket.done = True
-        here = current_loop()
+        waiting: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
         for ticket in tickets:
             if ticket.gate is not None:
                 ticket.gate.release()
             if ticket.future is not None:
-                loop = ticket.future.get_loop()
-                if loop is here:
-                    _resolve(ticket)
-                else:
-                    # A closed loop has no waiters.
-                    with contextlib.suppress(RuntimeError):
-                        loop.call_soon_threadsafe(_resolve, ticket)
+                waiting.setdefault(ticket.future.get_loop(), []).append(ticket)
+        here = current_loop() if waiting else None
+        for loop, done in waiting.items():
+            if loop is here:
+                _resolve(done)
+            else:
+                with contextlib.suppress(RuntimeError):  # a closed loop has no waiters
+                    loop.call_soon_threadsafe(_resolve, done)
 
     # waiting ----------------------------------------------------------------------------------
 
@@ -269,7 +276,6 @@ class Committer(ForkedMutex):
                     return
                 if ticket.future is None or ticket.future.done():
                     ticket.future = loop.create_future()
-                    ticket.future.add_done_callback(_heard)  # the ticket keeps what became of it
                 future = ticket.future
             self._flush_soon(loop, loop.call_soon)
             await asyncio.wait({future})
@@ -369,17 +375,16 @@ class Committer(ForkedMutex):
         return not self._mixed
 
     def _flush_soon(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[Callable[[], None]], object]) -> None:
-        """Lets a loop commit at the end of its turn, or the thread where the loop must not block."""
+        """Lets a loop commit at the end of its turn."""
         now = SystemClock.monotonic()
-        if self._is_slow:
-            self._stir(urgent=True)
-        elif now >= self._flush_due or loop is not self._flush_loop:
+        if now >= self._flush_due or loop is not self._flush_loop:
             self._flush_due, self._flush_loop = now + TURN_SECONDS_MAX, loop
             schedule(self._flush)
 
     def _flush(self) -> None:
+        """Commits what the loop's turn wrote, or lets the thread do it where the loop must not block."""
         self._flush_due = 0.0
-        if self._open:
+        if self._is_slow:
             self._stir(urgent=True)
         else:
             self._lead_if_free()
@@ -427,15 +432,11 @@ class Committer(ForkedMutex):
                     self._flush_soon(loop, loop.call_soon_threadsafe)
 
     def _commit(self, batch: list[Ticket], *, hand_on: bool = True) -> None:
-        lone = len({ticket.item.run for ticket in batch}) == len(batch)
-        groups = [] if lone else _grouped(batch)
-        if not lone:
-            batch = [ticket for group in groups for ticket in group]
+        groups = _grouped(batch)
+        batch = [ticket for group in groups for ticket in group]
+        results: Sequence[Head | BaseException]
         try:
-            if lone:
-                results: Sequence[Head | BaseException] = self._append([ticket.item for ticket in batch])
-            else:
-                results = _results(groups, self._append([_joined(group) for group in groups]))
+            results = _results(groups, self._append([_joined(group) for group in groups]))
         except BaseException as error:
             results = self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -487,15 +488,18 @@ class Committer(ForkedMutex):
             idle = 0 if oldest is not None else idle + 1
             if not self._urgent:
                 due = SystemClock.monotonic() + BEHIND_SECONDS_MAX if oldest is None else oldest[1]
-                time.sleep(max(due - SystemClock.monotonic(), 0.0))
-            if self._urgent or (oldest is not None and self._oldest() == oldest):
+                # No longer at once: what comes meanwhile may be due earlier.
+                time.sleep(min(max(due - SystemClock.monotonic(), 0.0), BEHIND_SECONDS_MAX))
+            is_due = oldest is not None and oldest[1] <= SystemClock.monotonic() and self._oldest() == oldest
+            if self._urgent or is_due:
                 self._urgent = False
                 self._lead_if_free()
 
     def _oldest(self) -> tuple[Ticket | Tail, float] | None:
-        """Returns what has waited longest, and when it is due: not before the loop's turn has had its time to end."""
+        """Returns what is due first, and when: not before the loop's turn has had its time to end."""
         with self._mutex:
-            first = (self._queue[0], self._queue[0].due) if self._queue else next(iter(self._tails.items()), None)
+            waiting = [(each, each.due) for each in self._queue] + [*islice(self._tails.items(), 1)]
+            first = min(waiting, key=itemgetter(1), default=None)
             return first and (first[0], max(first[1], self._flush_due))
 
 
@@ -554,16 +558,14 @@ def current_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _heard(future: asyncio.Future[Head]) -> None:
-    if not future.cancelled():
-        future.exception()
-
-
-def _resolve(ticket: Ticket) -> None:
-    future = ticket.future
-    if future is None or future.done():
-        return
-    if ticket.error is not None:
-        future.set_exception(ticket.error)
-    elif ticket.head is not None:
-        future.set_result(ticket.head)
+def _resolve(tickets: Sequence[Ticket]) -> None:
+    """Ends the waits of tasks, in their loop."""
+    for ticket in tickets:
+        future = ticket.future
+        if future is None or future.done():
+            continue
+        if ticket.error is None:
+            future.set_result(ticket.result())
+        else:
+            future.set_exception(ticket.error)
+            future.exception()  # retrieved here: the ticket keeps it, and its task may be gone

@@ -61,13 +61,11 @@ class Vector(Sequence[T], Generic[T]):
 
     def __init__(self, of: type[T], saved: Saved | None = None, fetch: Fetch | None = None) -> None:
         self._of, self._fetch, self._tail_at = of, fetch, 0
-        if saved is None or saved.root is None:
-            self._length = self._height = 0
-            self._tail: list[T] | None = []
-            self._root: _Node | bytes = _Node(self._tail)
-        else:
-            self._length, self._height = saved.length, saved.height
-            self._tail, self._root = None, from_text(saved.root)
+        self._tail: list[T] | None = None
+        self._root: _Node | bytes | None = None  # made with the first item: most vectors of a run stay empty
+        self._length = self._height = 0
+        if saved is not None and saved.root is not None:
+            self._length, self._height, self._root = saved.length, saved.height, from_text(saved.root)
 
     def __len__(self) -> int:
         return self._length
@@ -115,7 +113,7 @@ class Vector(Sequence[T], Generic[T]):
 
     def save(self, pieces: list[Blob]) -> Saved:
         """Adds the chunks changed since the last save to `pieces`, and returns the root."""
-        if not self._length:
+        if self._root is None:
             return Saved(0, 0, None)
         root = self._root if isinstance(self._root, bytes) else self._save(self._root, self._height, pieces)
         # The tail's path is clean now, so the next append must mark it again.
@@ -140,7 +138,9 @@ class Vector(Sequence[T], Generic[T]):
             node.saved = None
         return node
 
-    def _node(self, node: _Node | bytes, height: int) -> _Node:
+    def _node(self, node: _Node | bytes | None, height: int) -> _Node:
+        if node is None:
+            return _Node([])
         if isinstance(node, _Node):
             return node
         piece = self._fetch([node]).get(node) if self._fetch else None

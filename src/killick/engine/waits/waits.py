@@ -6,7 +6,8 @@ import asyncio
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 import msgspec
 
@@ -30,6 +31,9 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
 from killick.store.records import ENDED, Message, is_own
+
+_READ_AT_ONCE: Final = 16
+"""An inbox of fewer messages is read whole; a larger one by the names that the waits take."""
 
 
 def refusal(verbs: Sequence[str], options: Sequence[Any], verb: str, value: Any) -> str | None:
@@ -80,7 +84,7 @@ def refuse_controls(id: str | None) -> None:  # noqa: A002
     """Refuse an id that would forge lines of logs and tables, or command a terminal."""
     if id is not None and not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueRefused("id", f"{id!r} is not text; give id={str(id)!r}")
-    if id is not None and any(unicodedata.category(each) == "Cc" for each in id):
+    if id is not None and not id.isprintable() and any(unicodedata.category(each) == "Cc" for each in id):
         raise ValueRefused("id", f"{id!r} has control characters; remove them")
 
 
@@ -238,12 +242,13 @@ def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
             return []
         ex.log.seen = row.delivered
         names = {COMMAND, ANSWER, VOTE, CHILD}
-    found = [message for name in names for message in store.inbox(ex.run_id, name=name)]
-    # Waits take the messages of a name in their order, one each: no others are read.
     waiting = Counter(w.name for w in ([only] if only else ex.waiters.values()) if w.waits_for == "event")
-    for name, count in waiting.items():
-        found += store.inbox(ex.run_id, name=name, after=ex.last_taken.get(name, 0), limit=count)
-    return sorted(found, key=lambda message: message.number)
+    if len(names) + len(waiting) > 1 and len(few := store.inbox(ex.run_id, limit=_READ_AT_ONCE)) < _READ_AT_ONCE:
+        return [message for message in few if message.name in names or message.name in waiting]
+    # Waits take the messages of a name in their order, one each: no others are read.
+    found = [store.inbox(ex.run_id, name=n, after=ex.last_taken.get(n, 0), limit=count) for n, count in waiting.items()]
+    found += [store.inbox(ex.run_id, name=name) for name in names]
+    return sorted(chain.from_iterable(found), key=lambda message: message.number)
 
 
 def next_message(ex: Execution, name: str) -> Message | None:
