@@ -15,8 +15,9 @@ import pytest
 
 from cluster.planted import BUGS, Bug
 from cluster.simulator import Fault, Plan, Story, drawn_plan, rule_of, shrunk, told
+from seeds import repeats
 
-SEEDS = range(20)
+SEEDS = range(repeats(10, 20))
 SMALL = Plan(
     seed=1, workers=2, runs=3, events=1, minutes=2.0, lease_seconds=5.0, poll_seconds=10.0, latency_us=300,
     timeout_us=2_000_000, lost_effects=0.1,
@@ -55,7 +56,7 @@ def test_a_cluster_keeps_its_promises_under_drawn_faults(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(repeats(3, 5)))
 def test_after_a_failover_that_lost_commits_every_log_is_whole_and_every_run_ends(seed: int) -> None:
     assert trace_of(str(seed), "--failover")
 

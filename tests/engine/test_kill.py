@@ -50,7 +50,7 @@ def run(mode: str, folder: Path, *arguments: int) -> dict[str, Any]:
 # kills --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(repeats(30, 300), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [8, pytest.param(repeats(18, 300), marks=pytest.mark.slow)])
 def test_kills_at_random_moments_lose_no_step_and_repeat_no_effect(tmp_path: Path, kills: int) -> None:
     seed = draw_seed()
     found = run("moments", tmp_path, kills, seed)
@@ -60,14 +60,14 @@ def test_kills_at_random_moments_lose_no_step_and_repeat_no_effect(tmp_path: Pat
 
 @pytest.mark.slow
 def test_two_processes_on_one_run_at_the_same_instant_do_its_effects_once(tmp_path: Path) -> None:
-    seed, races = draw_seed(), repeats(10, 40)
+    seed, races = draw_seed(), repeats(6, 40)
     found = run("runs", tmp_path, races, seed)
     assert sum(found.values()) == races, seed
 
 
 @pytest.mark.slow
 def test_two_processes_may_make_one_store_at_the_same_instant(tmp_path: Path) -> None:
-    races = repeats(12, 60)
+    races = repeats(6, 60)
     assert run("stores", tmp_path, races, 1) == {"stores": races}
 
 

@@ -177,9 +177,10 @@ def test_a_host_whose_store_fails_once_hangs_nobody_and_pays_once(way: Any, when
 def test_a_host_whose_store_fails_at_any_operation_hangs_nobody_and_pays_once(
     way: Any, when: When, times: int, tmp_path: Path
 ) -> None:
-    """Once or eight times goes in turn from one operation to the next; in `make soak` it is both."""
+    """Before or after its effect, once or eight times goes in turn from one operation to the next; in `make soak` it is
+    all of them."""
     number = iter(range(100_000))
     swept(
         way, lambda: SqliteStore(tmp_path / f"{next(number)}.db", durability="process"),
-        every=repeats(2, 1), first=repeats(1 + (times > 1), 1), when=when, times=times,
+        every=repeats(4, 1), first=repeats(1 + 2 * (times > 1) + (when == "after"), 1), when=when, times=times,
     )  # fmt: skip

@@ -333,7 +333,7 @@ def test_a_log_that_was_rewritten_with_its_hashes_is_found_by_the_head(original:
     assert "the head's hash is not the last event's" in {problem.what for problem in report.problems}
 
 
-@pytest.mark.parametrize("times", [30, pytest.param(repeats(75, 150), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [30, pytest.param(repeats(45, 150), marks=pytest.mark.slow)])
 def test_any_flipped_byte_of_the_file_is_found_or_changes_nothing(original: Path, tmp_path: Path, times: int) -> None:
     seed = draw_seed()
     chance = random.Random(seed)

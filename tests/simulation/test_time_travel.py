@@ -18,7 +18,7 @@ from seeds import repeats
 from simulation.random_agents import Program, Touched, agents, another_world
 from simulation.travelling import RUN, Journey, Leap, differences, ended, plainly
 
-STORIES = int(os.environ.get("KILLICK_JOURNEYS", repeats(20, 60)))
+STORIES = int(os.environ.get("KILLICK_JOURNEYS", repeats(14, 60)))
 """How many stories are drawn; the same ones each time, so that a longer run begins with those of a shorter one."""
 
 drawn = settings(

@@ -116,8 +116,10 @@ def swept(scenario: Callable[..., int], *, every: int, first: int = 1, **fault: 
 
 
 def at_any(scenario: Callable[..., int], *, disk: bool, times: int, when: When) -> None:
-    """Fails every operation before and after its effect, once or often, in memory or on a disk; in `soak`, all four."""
-    swept(scenario, every=repeats(4, 1), first=repeats(1 + 2 * disk + (times > 1), 1), when=when, times=times)
+    """Fails every operation in one of eight ways: before or after its effect, once or often, in memory or on a disk; in
+    `make soak`, in all of them."""
+    first = repeats(1 + 4 * disk + 2 * (times > 1) + (when == "after"), 1)
+    swept(scenario, every=repeats(8, 1), first=first, when=when, times=times)
 
 
 def in_memory(clock: Shifted) -> Store:
