@@ -135,8 +135,7 @@ class ForkMade(Event, frozen=True, tag="fork.made"):
 
 
 class RunTaken(Event, frozen=True, tag="run.taken"):
-    """A process took the lease with this build. `trace` is its trace context. `alone`: the process holds no other run.
-    A worker records its `host`, and its `slots`: how many runs it executes at once."""
+    """A process took the lease. `alone`: it holds no other run. A worker has a `host`, and `slots` for so many runs."""
 
     epoch: int
     holder: str
@@ -317,8 +316,7 @@ class StepAdopted(Event, frozen=True, tag="step.adopted"):
 
 
 class StepDrifted(Event, frozen=True, tag="step.drifted"):
-    """A replayed step's arguments differ from the log without consequence; `digest` is of the new arguments. Data:
-    `recorded`, `found`."""
+    """A replayed step's arguments differ harmlessly from the log; `digest` is of the new. Data: `recorded`, `found`."""
 
     step: StepId
     digest: Digest | None = None

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import msgspec
 
@@ -53,10 +53,16 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Position(NamedTuple):
-    """How far a run is, read at one time: a run that is over has all its events by this seq."""
+    """How far a run is, read at one time: a run that is over has all its events by this seq. `hint` is that in JSON,
+    encoded once for all who follow it."""
 
     seq: int
     status: str
+    hint: bytes
+
+    @classmethod
+    def of(cls, run: str, seq: int, status: str) -> Self:
+        return cls(seq, status, _encode({"run": run, "seq": seq, "status": status}))
 
     @property
     def is_over(self) -> bool:
@@ -103,6 +109,7 @@ class Hub:
         self._counting: set[Follower] = set()
         self.positions: dict[str, Position] = {}  # of the watched runs, as the poller last read them
         self.counts: dict[str, int] = {}  # how many runs there are of each status, as last counted
+        self.counts_hint = b""
         self._counted_at = 0.0
         self._pages: OrderedDict[tuple[str, int], asyncio.Task[Page]] = OrderedDict()
         self._reading = asyncio.Semaphore(_READERS)
@@ -208,13 +215,14 @@ class Hub:
             counts = dict(await asyncio.to_thread(self._client.runtime.store.counts, RunQuery()))
             if counts != self.counts:
                 self.counts = counts
+                self.counts_hint = _encode(counts)
                 _notify_all(self._counting)
 
     # off the loop -----------------------------------------------------------------------------
 
     def _look(self, runs: tuple[str, ...]) -> dict[str, Position]:
         standings = self._client.runtime.store.statuses(runs) if runs else {}
-        return {run: Position(found.head.seq, found.status or "") for run, found in standings.items()}
+        return {run: Position.of(run, found.head.seq, found.status or "") for run, found in standings.items()}
 
     async def _read(self, run: str, after: int) -> Page:
         async with self._reading:
@@ -246,6 +254,6 @@ def _notify_all(followers: Iterable[Follower]) -> None:
 
 
 def frame(event: str, data: Any, *, id: int | None = None) -> bytes:  # noqa: A002
-    """One event of a stream. JSON has no line breaks of its own, so one line of data is enough."""
+    """One event of a stream; bytes are JSON already. JSON has no line breaks of its own, so one line is enough."""
     numbered = b"" if id is None else b"id: %d\n" % id
-    return b"%sevent: %s\ndata: %s\n\n" % (numbered, event.encode(), _encode(data))
+    return b"%sevent: %s\ndata: %s\n\n" % (numbered, event.encode(), data if type(data) is bytes else _encode(data))

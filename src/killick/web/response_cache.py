@@ -34,6 +34,10 @@ as well: workers on the same machine need the rest of the time."""
 KEPT_SECONDS: Final = 0.5
 """How old a shared answer may be. Pages wait for longer than this before they ask for an announced change."""
 
+KEPT_TIMES: Final = 40
+"""A shared answer that took long to make may be so many times as old as that, up to `STILL_SECONDS`: then making one of
+the dear documents takes a fortieth of the time, however often it is asked for."""
+
 STILL_SECONDS: Final = 2.0
 """The same for a response about an unchanged run: other runs that it shows may have changed."""
 
@@ -44,12 +48,13 @@ Make = Callable[["Call[Any, Any]"], Awaitable[Response]]
 
 
 class _Entry:
-    """An answer, since when it is being made (None: its turn has not come), when it was last known to be good, and how
-    its run stood before it was made."""
+    """An answer, since when it is being made (None: its turn has not come), when it was last known to be good, for how
+    long it is, and how its run stood before it was made."""
 
     def __init__(self) -> None:
         self.at: float | None = None
         self.good_at = 0.0
+        self.seconds = KEPT_SECONDS
         self.standing: RunStatus | None = None
         self.answer: asyncio.Task[Response]
 
@@ -94,7 +99,7 @@ class ResponseCache:
         return self._making >= BUSY or (count > CROWD and load > LOAD)
 
     def _is_fresh(self, known: _Entry) -> bool:
-        return known.at is None or self._clock.monotonic() - known.good_at <= KEPT_SECONDS
+        return known.at is None or self._clock.monotonic() - known.good_at <= known.seconds
 
     async def _is_still(self, known: _Entry, call: Call[Any, Any]) -> bool:
         """Whether an answer is about a run that has not moved since it was made."""
@@ -125,7 +130,9 @@ class ResponseCache:
             return await make(call)
         finally:
             self._making -= 1
-            self._is_busy(seconds=0.0 if made.at is None else self._clock.monotonic() - made.at)
+            took = 0.0 if made.at is None else self._clock.monotonic() - made.at
+            made.seconds = min(max(KEPT_SECONDS, took * KEPT_TIMES), STILL_SECONDS)
+            self._is_busy(seconds=took)
 
     def _unkept(self, asked: tuple[bytes | str, ...], made: _Entry) -> None:
         """A failed or large response is not kept."""

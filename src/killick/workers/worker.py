@@ -276,9 +276,8 @@ class Worker:
 
     async def _yield_slots(self, executor: Executor) -> None:
         """All slots are taken: runs of lower priority yield theirs to more urgent ones that wait."""
-        runtime = self._runtime
-        now_us, agents = runtime.clock.now_us(), self._known()
-        waiting = await asyncio.to_thread(runtime.store.due, now_us, limit=self._concurrency, agents=agents)
+        runtime, due = self._runtime, self._runtime.store.due
+        waiting = await asyncio.to_thread(due, runtime.clock.now_us(), limit=self._concurrency, agents=self._known())
         leaving = [slot for slot in self._slots.values() if slot.leaves]
         now = runtime.clock.monotonic()
         staying = sorted(

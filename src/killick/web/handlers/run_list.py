@@ -18,16 +18,19 @@ from killick.presenting.runs import RunSummary, run_summary
 from killick.store.records import ENDED, OWN_AGENTS, RunQuery, RunRow
 from killick.web.problems import Problem
 from killick.web.routes import Call, get
-from killick.web.tallies import READ_SECONDS, RunUsage
+from killick.web.tallies import READ_SECONDS, RunTally, RunUsage
 
 Status = Literal[
     "queued", "running", "waiting", "code_mismatch", "paused", "completed", "failed", "cancelled", "abandoned",
 ]  # fmt: skip
 WaitsFor = Literal["person", "doubt", "time", "message", "child", "backoff"]
 Column = Literal["where", "started", "took", "changed", "tokens", "cost"]
-Sort = Literal[
-    "started", "-started", "took", "-took", "changed", "-changed", "tokens", "-tokens", "cost", "-cost",
-]  # fmt: skip
+Order = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^-?(started|took|changed|tokens|cost)$", description="Sorts 2,000 runs; `-`: the most first."
+    ),
+]
 COLUMNS: Final[tuple[Column, ...]] = ("where", "started", "took", "changed")
 LOOK_MAX: Final = 1_000
 """How many runs are read for a page of those that wait for one thing."""
@@ -35,6 +38,7 @@ LOOK_MAX: Final = 1_000
 SORTED_MAX: Final = 2_000
 """How many runs are sorted, the newest that match: the index has them by their start alone."""
 
+_STILL: Final = (*ENDED, "queued")
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 
@@ -57,9 +61,7 @@ class RunsAsked(CountsAsked, frozen=True, kw_only=True):
         msgspec.Meta(max_length=20, description="A run whose process died is abandoned, and not running."),
     ] = ()
     waits_for: Annotated[WaitsFor, msgspec.Meta(description="Only runs that wait for this.")] | None = None
-    sort: (
-        Annotated[Sort, msgspec.Meta(description="Among the newest 2,000 that match; with `-` from the most.")] | None
-    ) = None
+    sort: Order | None = None
     columns: Annotated[
         tuple[Column, ...], msgspec.Meta(max_length=6, description="Of the page; `usage` is there for tokens or cost.")
     ] = COLUMNS
@@ -129,35 +131,27 @@ def _usage(call: Call[RunsAsked, Any], lines: Sequence[Line]) -> tuple[RunUsage 
 
 def _sorted(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str | None, dict[str, Any]]:
     """The lines of a page of sorted runs, the cursor of the next, and how many were sorted. The cursor is a place."""
-    asked, name = call.asked, str(call.asked.sort).removeprefix("-")
+    asked, at, name = call.asked, int(call.asked.cursor or 0), str(call.asked.sort).removeprefix("-")
     status = asked.status or (("waiting",) if asked.waits_for is not None else ())
     rows = selected(call.client.runtime.store, replace(query, status=status), limit=SORTED_MAX)
     if asked.waits_for is not None:
         waiting = call.context.listing.lines(rows[:LOOK_MAX], call.now_us)
         found = {line.run for line in waiting if any(one.kind == asked.waits_for for one in line.about)}
         rows = [row for row in rows if row.run in found]
-    read = call.context.tallies.of(rows, seconds=READ_SECONDS) if name in ("tokens", "cost") else {}
+    reads = name in ("tokens", "cost")
+    read = call.context.tallies.of(rows, seconds=READ_SECONDS) if reads else {}
 
-    def key(row: RunRow) -> int:
-        tally = read.get(row.run)
-        match name:
-            case "took" if row.status == "queued":
-                return -1
-            case "took":
-                return (row.changed_at_us if row.status in ENDED else call.now_us) - row.started_at_us
-            case "tokens":
-                return tally.tokens_in + tally.tokens_out if tally is not None else -1
-            case "cost":
-                return tally.cost_micros if tally is not None else -1
-            case _:
-                return row.changed_at_us if name == "changed" else row.started_at_us
+    def key(row: RunRow) -> tuple[int, int]:
+        used, until = read.get(row.run) or RunTally(), row.changed_at_us if row.status in _STILL else call.now_us
+        return {
+            "started": row.started_at_us, "changed": row.changed_at_us, "took": until - row.started_at_us,
+            "tokens": used.tokens_in + used.tokens_out, "cost": used.cost_micros,
+        }[name], row.number  # fmt: skip
 
-    ordered = sorted(rows, key=lambda row: (key(row), row.number), reverse=str(asked.sort).startswith("-"))
-    at = int(asked.cursor or 0)
-    page = ordered[at : at + asked.limit]
-    following = str(at + asked.limit) if at + asked.limit < len(ordered) else None
-    is_partly = name in ("tokens", "cost") and len(read) < len(rows)
-    return call.context.listing.lines(page, call.now_us), following, {"sorted": len(rows), "partly": is_partly}
+    page = sorted(rows, key=key, reverse=asked.sort != name)[at : at + asked.limit]
+    following = str(at + asked.limit) if at + asked.limit < len(rows) else None
+    order = {"sorted": len(rows), "partly": reads and len(read) < len(rows)}
+    return call.context.listing.lines(page, call.now_us), following, order
 
 
 def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str | None]:

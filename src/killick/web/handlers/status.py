@@ -72,7 +72,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     holder: str
     name: str
-    pid: int | None
     host: str | None
     slots: int | None
     alive: bool
@@ -159,11 +158,8 @@ def _workers(client: Client) -> Iterator[Worker]:
 
 def _place(holder: str, taken: e.RunTaken | None) -> dict[str, Any]:
     """Where a holder is, and its slots, as it recorded them when it took a run."""
-    pid = holder.partition("-")[0]
-    return {
-        "holder": holder, "name": process(holder), "pid": int(pid) if pid.isdecimal() else None,
-        "host": (taken and taken.host) or None, "slots": (taken and taken.slots) or None,
-    }  # fmt: skip
+    host, slots = (taken.host or None, taken.slots or None) if taken is not None else (None, None)
+    return {"holder": holder, "name": process(holder), "host": host, "slots": slots}
 
 
 def _taken(client: Client, run: str, holder: str | None = None) -> e.RunTaken | None:
