@@ -151,7 +151,7 @@ def test_a_tool_that_is_a_method_is_refused_where_it_is_declared() -> None:
         async def pay(self, amount: int) -> int:
             return amount
 
-    assert list(killick.tool(name="bank_pay")(Bank().pay).hints) == ["amount"]
+    assert list(killick.tool(name="bank_pay")(Bank().pay).shape.hints) == ["amount"]
 
 
 @pytest.mark.parametrize(("declare", "option"), [(killick.tool, "efect"), (killick.agent, "contrct")])

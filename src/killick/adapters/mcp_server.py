@@ -102,10 +102,10 @@ class _Operator:
 
     def why(self, run: str, step: str = "") -> Any:
         """Explain in words why a run is where it is; with step, why that step ended as it did."""
-        paragraphs = why(timeline(self._log, run), step or None)
-        if not paragraphs:
+        lines = why(timeline(self._log, run), step or None)
+        if not lines:
             raise AnswerRefused(run, f"has no step {step}; `show` lists its steps")
-        return {"run": run, "step": step or None, "why": paragraphs}
+        return {"run": run, "step": step or None, "why": lines}
 
     def diff(self, run: str, places: list[str] | None = None, against: str = "") -> Any:
         """Show what a step changed (places: ["6"]), what changed between two places (["6:before", "now"]), or where

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from killick.history.phrasing import entries_of
 from killick.model import events as e
 from killick.model.codec import Erased
 from killick.model.facts import StepStatus
@@ -349,7 +350,7 @@ def walked(entries: Sequence[Entry]) -> Iterator[Step]:
 
 def transition(step: Step) -> dict[str, Any]:
     """Describes a state machine's transition: the next state and its wait, or the end."""
-    output: Any = step.output if isinstance(step.output, dict) else {}
-    waits: Any = output.get("waits")
+    output = entries_of(step.output)
+    waits = entries_of(output.get("waits")).get("name")
     found = {name: output[name] for name in ("state", "done") if name in output}
-    return {**found, "after": waits["name"]} if isinstance(waits, dict) and "name" in waits else found
+    return found if waits is None else {**found, "after": waits}

@@ -138,7 +138,7 @@ class _Facts:
             return f"“{' '.join(value.split())}”"
         if name in (*_VALUES, *_WORDS):
             return self.value(value)
-        return listed(value) if isinstance(value, tuple) else str(value)
+        return listed(value) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType]
 
     def time(self, at_us: int) -> str:
         if not 0 <= at_us < YEAR_10_000_US:

@@ -173,8 +173,8 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     step = tl.at_work
     number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
     named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
-    paragraphs = why(tl, zone=None, abandoned=status == "abandoned")
-    following = paragraphs[-1] if paragraphs else ""
+    lines = why(tl, zone=None, abandoned=status == "abandoned")
+    following = lines[-1] if lines else ""
     since = tl.waits[0].opened_at if tl.waits else tl.changed_at
     if status == "running" and step is not None:
         since = step.intended_at

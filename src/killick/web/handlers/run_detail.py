@@ -168,7 +168,7 @@ class WhyAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class Explanation(Document, frozen=True):
-    """Paragraphs in plain words, made from the record alone."""
+    """Facts, one a line, made from the record alone."""
 
     run: str
     step: str | None
