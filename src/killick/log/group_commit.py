@@ -488,8 +488,7 @@ class Committer(ForkedMutex):
             idle = 0 if oldest is not None else idle + 1
             if not self._urgent:
                 due = SystemClock.monotonic() + BEHIND_SECONDS_MAX if oldest is None else oldest[1]
-                # No longer at once: what comes meanwhile may be due earlier.
-                time.sleep(min(max(due - SystemClock.monotonic(), 0.0), BEHIND_SECONDS_MAX))
+                time.sleep(min(max(due - SystemClock.monotonic(), 0.0), BEHIND_SECONDS_MAX))  # another may be sooner
             is_due = oldest is not None and oldest[1] <= SystemClock.monotonic() and self._oldest() == oldest
             if self._urgent or is_due:
                 self._urgent = False
@@ -561,8 +560,7 @@ def current_loop() -> asyncio.AbstractEventLoop | None:
 def _resolve(tickets: Sequence[Ticket]) -> None:
     """Ends the waits of tasks, in their loop."""
     for ticket in tickets:
-        future = ticket.future
-        if future is None or future.done():
+        if (future := ticket.future) is None or future.done():
             continue
         if ticket.error is None:
             future.set_result(ticket.result())
