@@ -146,6 +146,7 @@ def test_the_rules_are_told_in_plain_words_of_a_file_an_agent_and_a_run(cli: Cli
     assert of_agent == of_name
     assert of_agent.splitlines()[1].strip() == f"sha256 {claims.digest}"
     assert "managers are mia and max" in of_agent
+    assert "no tool is called send_letter; declare it, or mend the rule" in of_agent
     _, of_run, _ = cli("show", "claim_7")
     assert "claims  4 rules, in force since event" in of_run
     assert of_run.splitlines()[1:] == of_agent.splitlines()[1:]

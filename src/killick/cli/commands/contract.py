@@ -15,10 +15,12 @@ from rich.text import Text
 from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, agent_option, command, complete_file, since_option, tag_option
-from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.exit_codes import CommandFailed, Exit, nearest
 from killick.cli.selection import STATUSES, Selection, complete_named, select
 from killick.contracts.contract import Contract
+from killick.contracts.rules import Rule
 from killick.definitions.agents import AGENTS, Agent, read_contract
+from killick.definitions.tools import TOOLS
 from killick.errors import AgentUnknown, ContractRefused
 from killick.history.backtest import Change, Judged, Rejudged, rejudge
 from killick.history.phrasing import counted, listed
@@ -60,10 +62,23 @@ def _show_contract(shell: Shell, contract: Contract, of: str) -> None:
     for number, rule in enumerate(contract.rules, 1):
         lead = Text.assemble((f"{number:>4}  ", "dim"), (f"{paint.brief(rule.name, wide):<{wide}}  ", "cyan"))
         shell.row(lead, Text(words(rule)))
+        for name in _unknown_tools(rule):
+            shell.row(
+                Text("      ~ ", style="yellow"),
+                Text(f"no tool is called {name}; {nearest(name, TOOLS, 'declare it, or mend the rule')}"),
+            )
     for role, names in contract.people.items():
         shell.print(Text.assemble((f"      {role}", "bold"), f" are {listed(names)}"))
     stops = f"      {contract.rejections} rejections in a row pause a run"
     shell.print(Text(stops, style="dim"))
+
+
+def _unknown_tools(rule: Rule) -> Iterator[str]:
+    """The tools that a rule names and the app does not have. Without an app nothing is known of them."""
+    named: list[str] = [*rule.tools, *(rule.terms if rule.kind in ("allow", "once", "after") else ())]
+    for name in dict.fromkeys(named) if TOOLS else ():
+        if name.isidentifier() and name not in (*TOOLS, "send", "update"):
+            yield name
 
 
 def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
