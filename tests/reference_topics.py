@@ -271,12 +271,12 @@ URLS: Final = (
     ("`memory:`", "memory of this process", ""),
     (
         "`postgresql://user@host/database`",
-        "PostgreSQL; needs `killick[postgres]`",
+        "PostgreSQL; needs the extra `postgres`",
         "`schema`: the schema of the store, `killick` by default. Others are passed to libpq, such as `sslmode`.",
     ),
     (
         "`redis://host/0`, `rediss://`, `unix://`, `valkey://`, `valkeys://`",
-        "Redis or Valkey; needs `killick[redis]`",
+        "Redis or Valkey; needs the extra `redis`",
         "`prefix`: the prefix of the store's keys, `killick` by default. Others are passed to redis-py, such as `db`.",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from killick.text import printable
+from killick.text import meant, printable
 
 
 class KillickError(Exception):
@@ -247,10 +247,7 @@ class FieldUnknown(KillickError):
     """No recorded value has the field to redact; nothing would be redacted."""
 
     def __init__(self, name: str, *, known: Iterable[str] = ()) -> None:
-        from difflib import get_close_matches
-
-        close = get_close_matches(name.rpartition(".")[2], sorted(known), 1)
-        hint = f"did you mean {close[0]}?" if close else "name another field, or redact everything"
+        hint = meant(name.rpartition(".")[2], known, otherwise="name another field, or redact everything")
         super().__init__(f"{name}: no recorded value has this field, so nothing would be redacted; {hint}")
         self.name = name
 
@@ -559,8 +556,11 @@ class RunDiverged(RunWaiting):
 
     def __init__(self, run: str, step: str, *, recorded: str, found: str, builds: tuple[str, str]) -> None:
         apart = f"at step {step} the log has {recorded} (build {builds[0]}), the code has {found} (build {builds[1]})"
-        why = f"corrected code: {apart}; correct it, or guard the change with run.patched, and run it again"
-        super().__init__(run, (), why=why)
+        cure = "correct it, or guard the change with run.patched, and run it again"
+        if builds[0] == builds[1]:
+            chance = "it uses chance, a clock or process state; `killick check` names the line"
+            cure = f"if the code is unchanged, {chance} (use run.random, run.now, run.uuid); if you changed it, {cure}"
+        super().__init__(run, (), why=f"corrected code: {apart}; {cure}")
         self.step, self.recorded, self.found, self.builds = step, recorded, found, builds
 
 

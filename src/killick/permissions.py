@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from killick.errors import StoreUnavailable
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
+_ROOM_BYTES: Final = 128 * 1024
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 """The permission bits of group and others."""
 
@@ -54,6 +56,13 @@ def create_private(path: str | Path) -> IO[bytes]:
 def open_output(path: str | Path) -> IO[bytes]:
     """Opens a user's output file: created with 0600, or truncated with its mode kept. Follows symbolic links."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE), "wb")
+
+
+def disk_is_full(path: Path) -> bool:
+    """Whether a file's disk has no room for SQLite to open it: a new index of the write-ahead log, and some pages."""
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(path.absolute().parent).free < _ROOM_BYTES
+    return False
 
 
 def reserve(path: str | Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 LONE_SURROGATE: Final = "holds a lone surrogate, which UTF-8 cannot; write the whole character, or leave it out"
@@ -12,6 +12,14 @@ LONE_SURROGATE: Final = "holds a lone surrogate, which UTF-8 cannot; write the w
 def printable(text: str) -> str:
     """The text itself where UTF-8 can hold it, else with each lone surrogate as its escape."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def meant(word: str, known: Iterable[str], *, otherwise: str, sign: str = "") -> str:
+    """The known word that a misspelt one is close to, as a question; else another hint."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, sorted(known), 1)
+    return f"did you mean {close[0]}{sign}?" if close else otherwise
 
 
 def printable_json(data: Any) -> Any:

@@ -156,6 +156,10 @@ def test_a_fake_that_raises_is_what_the_agent_meets() -> None:
     assert report.left_alone == "failed"
     [failing] = [finding for finding in report.findings if finding.kind == "fails"]
     assert "closed" in failing.title
+    assert failing is report.findings[0]
+    assert (report.ways, report.cut_short) == (
+        {"left alone": 1}, "stopped after one rehearsal: it fails without any interruption"
+    )  # fmt: skip
 
 
 def test_a_real_tool_is_called() -> None:

@@ -136,6 +136,13 @@ def test_resume_does_what_each_run_needs_and_says_which(office: Path, capsys: Ca
     assert call(capsys, "run", "app.py:pay_out", "--id", "claim_16").out == "paid 13 to Ann\n"
 
 
+def test_resume_of_a_due_run_says_which_code_takes_it(office: Path, capsys: Capture) -> None:
+    call(capsys, "answer", "claim_17", "approve", "--by", "mia")
+    found = call(capsys, "resume", "claim_17")
+    assert "refused: it is due, and continues when a worker that declares review runs" in found.out
+    assert 'declare it again, or give aliases=["review"] to its new name' in found.out
+
+
 def test_resume_all_leaves_alone_what_needs_nothing(office: Path, capsys: Capture) -> None:
     found = call(capsys, "resume", "--all", "--dry-run")
     assert found.out.splitlines() == [

@@ -92,7 +92,7 @@ def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch:
     monkeypatch.setattr(context, "find_spec", lambda name: None if name == "starlette" else object())
     code, _, err = call(capsys, "serve")
     assert code == 2
-    assert err == "killick: the dashboard needs its extra (starlette missing); pip install 'killick[web]'\n"
+    assert err == "killick: the dashboard needs its extra (starlette missing); pip install '.[web]' in a clone\n"
 
 
 @pytest.mark.parametrize(

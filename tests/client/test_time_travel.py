@@ -146,6 +146,29 @@ def test_an_output_is_changed_only_where_nothing_came_of_it_yet(
     assert world.kd.runtime.store.head("r-fork") is None
 
 
+def test_an_answer_that_is_a_misspelt_verb_is_refused_and_an_option_like_one_is_not(world: World) -> None:
+    @killick.agent(name="asks_both")
+    async def asks_both(run: killick.Run) -> list[Any]:
+        plain = await run.ask("Pay?")
+        chosen = await run.ask("And then?", options=["rejected", "approved"])
+        return [plain.approved, chosen.value]
+
+    for verb, value in (("approve", None), ("respond", "approved")):
+        with pytest.raises(killick.RunWaiting):
+            world.kd.run(asks_both, id="r")
+        world.kd.answer("r", verb, value=value)
+    assert world.kd.run(asks_both, id="r") == [True, "approved"]
+    with pytest.raises(TimeRefused, match=r"'rejekt' is no answer to step 1; did you mean reject\?"):
+        world.kd.fork("r", "1:after", output={"1": "rejekt"})
+    world.kd.fork("r", "1:after", id="no", output={"1": "reject"})
+    with pytest.raises(killick.RunWaiting):
+        world.kd.run(asks_both, id="no")
+    world.kd.answer("no", "respond", value="approved")
+    assert world.kd.run(asks_both, id="no") == [False, "approved"]
+    world.kd.fork("r", "2:after", id="chosen", output={"2": "rejected"})
+    assert world.kd.run(asks_both, id="chosen") == [True, "rejected"]
+
+
 def test_an_output_that_the_tool_could_not_have_returned_is_refused(world: World) -> None:
     world.kd.run(travelling, "ann", id="r")
     with pytest.raises(ValueRefused, match="travel_rate"):

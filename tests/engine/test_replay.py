@@ -753,6 +753,24 @@ def test_r24_a_branch_that_goes_on_after_its_gather_was_over_diverges(processes:
     assert calls == [0]
 
 
+@pytest.mark.parametrize(("build", "names_chance"), [("1.0", True), ("2.0", False)])
+def test_r24_the_same_build_that_asks_for_something_else_is_told_to_look_for_chance(
+    processes: Processes, calls: Calls, build: str, names_chance: bool
+) -> None:
+    drawn = iter([931, 17])
+
+    @killick.agent(name="draws")
+    async def agent(run: killick.Run) -> None:
+        await run.call(keyed(calls), next(drawn))
+        await run.ask("well?")
+
+    park(processes.new(build=built("1.0")), agent)
+    with pytest.raises(killick.errors.RunDiverged, match=r"guard the change with run\.patched") as diverged:
+        processes.new(build=built(build)).run(agent, id="r")
+    chance = r"if the code is unchanged, it uses chance, a clock or process state; `killick check` names the line"
+    assert (chance in str(diverged.value)) is names_chance
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_r24_a_gather_with_more_or_fewer_branches_than_on_record_diverges(
     processes: Processes, calls: Calls, count: int

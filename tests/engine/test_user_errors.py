@@ -19,8 +19,10 @@ from killick.definitions.tools import TOOLS
 from killick.engine.failures import describe
 from killick.errors import DeclarationRefused, ValueRefused
 from killick.history.timeline import timeline
+from killick.llm.loop import LoopResult
 from killick.model import events as e
 from killick.model.failure import Failure, Frame
+from killick.store.records import RunQuery
 
 
 def amount_of(order: dict[str, int]) -> int:
@@ -105,8 +107,18 @@ async def returns_the_whole(run: killick.Run) -> str:
 
 
 def test_a_result_of_another_type_is_named_by_what_the_code_returned(world: Any) -> None:
-    with pytest.raises(killick.RunFailed, match="result of returns_the_whole, a Happened: Expected `str`"):
+    with pytest.raises(killick.RunFailed, match="result of returns_the_whole, a Happened: Expected `str`") as failed:
         world.kd.run(returns_the_whole)
+    assert "returns_the_whole is declared to return str" in str(failed.value)
+
+
+def test_a_loops_result_where_text_is_declared_is_told_its_text(world: Any) -> None:
+    @killick.agent(name="returns_the_reply")
+    async def returns_the_reply(run: killick.Run) -> str:
+        return LoopResult("Paid.", [], None, 1)  # type: ignore[return-value]
+
+    with pytest.raises(killick.RunFailed, match=r"is declared to return str; return its \.text"):
+        world.kd.run(returns_the_reply)
 
 
 def plain(run: Any) -> None:
@@ -124,6 +136,42 @@ def test_what_is_no_agent_is_refused_by_name(world: Any, what: Any) -> None:
 def test_an_id_that_is_no_text_is_refused_with_the_text(world: Any) -> None:
     with pytest.raises(ValueRefused, match="id: 17 is not text; give id='17'"):
         world.kd.run(asks_for_it, id=17)
+
+
+def test_an_empty_id_is_refused_by_run_start_and_spawn(world: Any) -> None:
+    @killick.agent(name="spawns_without_an_id")
+    async def spawns(run: killick.Run) -> None:
+        await run.spawn(asks_for_it, id="")
+
+    empty = "id: is empty; leave it out or give one"
+    for start in (world.kd.run, world.kd.start):
+        with pytest.raises(ValueRefused, match=empty):
+            start(asks_for_it, id="")
+    with pytest.raises(killick.RunFailed, match=empty):
+        world.kd.run(spawns, id="r")
+    assert [row.run for row in world.kd.runtime.store.runs(RunQuery(), limit=9)] == ["r"]
+
+
+def test_an_agent_of_two_inputs_is_told_to_take_a_dataclass() -> None:
+    async def adds(run: killick.Run, a: int, b: int) -> int:
+        return a + b
+
+    with pytest.raises(DeclarationRefused, match="adds: takes one input; put a and b into a dataclass"):
+        killick.agent(adds)  # type: ignore[call-overload]
+
+
+def test_a_call_that_does_not_fit_names_the_tool_and_its_signature(world: Any) -> None:
+    @killick.agent(name="misfits")
+    async def misfits(run: killick.Run, how: str) -> None:
+        await (run.call(looks_up, {}, 4) if how == "too many" else run.call(looks_up, m=4))  # type: ignore[call-arg]
+
+    for how, told in (
+        ("too many", "too many positional arguments"),
+        ("missing", "missing a required argument: 'order'"),
+    ):
+        with pytest.raises(killick.RunFailed) as failed:
+            world.kd.run(misfits, how)
+        assert f"looks_up(order: dict[str, int]): {told}" in str(failed.value)
 
 
 def test_an_agent_without_a_run_is_refused_with_its_signature() -> None:
@@ -324,6 +372,20 @@ async def forgets(run: killick.Run, how: str) -> str:
         await run.gather([run.call(pays, "bob", number) for number in range(30)])
         await run.gather(*(run.call(pays, "bob", number) for number in range(3)))
     return "done"
+
+
+def test_a_step_whose_result_is_used_without_await_is_named_in_the_error(world: Any) -> None:
+    @killick.agent(name="adds_to_a_step")
+    async def adds(run: killick.Run, how: str) -> Any:
+        if how == "call":
+            return run.call(pays, "bob", 3) + 1  # type: ignore[operator]
+        return run.ask("Pay?").approved  # type: ignore[attr-defined]
+
+    for how, call in (("call", "run.call(pays, …)"), ("ask", "run.ask(…)")):
+        with pytest.raises(killick.RunFailed) as failed:
+            world.kd.run(adds, how)
+        assert "'coroutine'" in str(failed.value)
+        assert re.search(r"test_user_errors\.py:\d+: " + re.escape(call) + " was never awaited", str(failed.value))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_options_reach_the_server(capsys: Capture, served: dict[str, Any]) -> No
 def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "find_spec", lambda name: None if name == "httpx" else object())
     code, _, err = call(capsys, "proxy", *AT)
-    assert (code, err) == (2, "killick: the proxy needs its extra (httpx missing); pip install 'killick[proxy]'\n")
+    assert (code, err) == (2, "killick: the proxy needs its extra (httpx missing); pip install '.[proxy]' in a clone\n")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from stories import START_US, started
@@ -395,6 +397,26 @@ def test_a_store_is_opened_by_path_or_url(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "killick.db").exists()
     open_store(f"sqlite:///{tmp_path}/absolute.db").close()
     assert (tmp_path / "absolute.db").exists()
+
+
+@pytest.mark.parametrize(("free", "expected"), [(4096, StoreFull), (1 << 30, StoreUnavailable)])
+def test_an_io_error_on_a_full_disk_is_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, expected: type[Exception]
+) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR | 18 << 8  # the shared memory of the write-ahead log cannot grow
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    with contextlib.closing(SqliteStore(tmp_path / "killick.db")) as store:
+        assert type(store._file.explain(error)) is expected
+
+
+@pytest.mark.parametrize("place", [3, None, b"killick.db"])
+def test_what_is_no_path_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for opens in (killick.open, killick.open_async):
+        with pytest.raises(StoreUnavailable, match="is neither a path nor a URL"):
+            opens(place)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_opened_says_what_to_check(tmp_path: Path) -> None:

@@ -434,7 +434,9 @@ def test_an_event_names_its_run_and_a_second_one_of_that_name_starts_none(world:
     assert world.kd.triggers()[0].fired == 2
 
 
-@pytest.mark.parametrize("named", [lambda firing: firing.body["no such"], lambda firing: 17, lambda _: "trigger:x"])
+@pytest.mark.parametrize(
+    "named", [lambda firing: firing.body["no such"], lambda firing: 17, lambda _: "trigger:x", lambda _: ""]
+)
 def test_an_event_that_cannot_name_its_run_is_passed_with_the_reason(world: World, named: Any) -> None:
     killick.triggers.on_event("order.created", fulfil, id=named)
     firing.ensure(world.kd.runtime.engine)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import killick
+from killick.definitions.agents import AGENTS
 from killick.definitions.current import HERE
 from killick.engine.execution import Branch
 from killick.engine.waits.waits import until_time
@@ -711,3 +712,42 @@ async def test_a_worker_is_not_idle_if_a_trigger_worked_while_it_looked_for_due_
     assert looks == 2
     worker.drain()
     await asyncio.gather(serving, *rests)
+
+
+@on_loop
+async def test_a_worker_is_not_idle_until_a_run_whose_process_died_was_executed(kd: killick.Client) -> None:
+    ran: list[str] = []
+
+    @killick.agent(name="worker_after_death")
+    async def after_death(run: killick.Run) -> None:
+        ran.append(run.id)
+
+    kd.start(after_death, id="r")
+    kd.runtime.store.lease("r", "1-gone", seconds=0.001)
+    worker = Worker(kd.runtime, agents=["worker_after_death"])
+    async with worker:
+        await worker.until_idle()
+    assert ran == ["r"]
+    assert kd.info("r").status == "completed"
+
+
+@on_loop
+async def test_a_worker_names_due_runs_whose_agent_is_not_declared_here(
+    kd: killick.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    declared = AGENTS.copy()
+
+    @killick.agent(name="worker_renamed")
+    async def renamed(run: killick.Run) -> None:
+        """A run of it is left when its name is gone."""
+
+    for run in ("r", "s"):
+        kd.start(renamed, id=run)
+    AGENTS.restore(declared)
+    worker = Worker(kd.runtime)
+    with caplog.at_level("INFO", "killick.worker"):
+        async with worker:
+            await worker.until_idle()
+    [line] = [each.getMessage() for each in caplog.records if each.getMessage().startswith("undeclared")]
+    assert "2 due runs of worker_renamed, which this app does not declare" in line
+    assert 'aliases=["worker_renamed"] on its new name' in line

@@ -30,7 +30,10 @@ Shape: TypeAlias = Mapping[str, Any] | Sequence[Any]
 _SETTLES: Final[dict[str, Verb]] = {"approve": "not", "reject": "stop", "respond": "happened"}
 """The meaning of a decision on an unknown outcome: retry, leave, or it happened with this result."""
 
-_SETTLING: Final = "approve: it did not happen, do it; reject: leave it; respond: it happened, and returned this"
+_SETTLING: Final = (
+    "Check first, then choose. approve: it did not happen, do it again; reject: leave it; respond: it happened, and "
+    "returned this"
+)
 _OLDER: Final = {"approve": "accept", "reject": "ignore", "edit": "edit", "respond": "response"}
 _NEWER: Final = {older: newer for newer, older in _OLDER.items()}
 
@@ -95,7 +98,10 @@ def _asked(wait: Wait) -> tuple[str, dict[str, Any]]:
 
 def _description(wait: Wait) -> str:
     text = wait.prompt or str(wait)
-    return f"{text} ({_SETTLING})" if wait.waits_for == "settlement" else text
+    if wait.waits_for != "settlement":
+        return text
+    # LangChain's approve must not read as "yes, it happened", which would do it again.
+    return f"{text.removesuffix('Did it happen?')}Do it again? ({_SETTLING})"
 
 
 def _decisions(wait: Wait) -> list[str]:

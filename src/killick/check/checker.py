@@ -160,6 +160,8 @@ class _Checking:
             base, saved = self._left_alone()
             if self.judge.touches:
                 raise _StopRehearsals("stopped after one rehearsal: it does I/O outside of a step, which was refused")
+            if isinstance(base.outcome, Ended):
+                raise _StopRehearsals("stopped after one rehearsal: it fails without any interruption")
             if base.status:
                 self._everything(base, saved)
         except _StopRehearsals as enough:

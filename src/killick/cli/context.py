@@ -342,7 +342,7 @@ class Shell:
         """End the command if a package of an extra is not installed."""
         if missing := [name for name in packages if find_spec(name) is None]:
             raise CommandFailed(
-                f"{what} needs its extra ({', '.join(missing)} missing); pip install 'killick[{extra}]'"
+                f"{what} needs its extra ({', '.join(missing)} missing); pip install '.[{extra}]' in a clone"
             )
 
 

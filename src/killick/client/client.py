@@ -39,7 +39,7 @@ from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.views import Listed, RunInfo, Wait
 from killick.engine.waits import waits
-from killick.errors import AnswerRefused, KeyRefused, KillickError
+from killick.errors import AnswerRefused, KeyRefused, KillickError, StoreUnavailable
 from killick.history import vaults
 from killick.history.diff import Diff, across, between
 from killick.history.run_info import info
@@ -547,7 +547,11 @@ def open_async(
     return AsyncClient(_runtime(url, clock, ids, options))
 
 
-def _runtime(url: str, clock: Clock | None, ids: Ids | None, options: dict[str, Any]) -> ClientRuntime:
+def _runtime(
+    url: str | os.PathLike[str], clock: Clock | None, ids: Ids | None, options: dict[str, Any]
+) -> ClientRuntime:
+    if not isinstance(url, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise StoreUnavailable(repr(url), "is neither a path nor a URL; give one, such as 'killick.db'")
     keys = options.pop("keys", None)
     given: Mapping[str, Any] = {"clock": clock} if clock is not None else {}
     ours = ("build", "lease_seconds", "grace_seconds", "behind", "roles")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from killick.errors import ContractRefused
+from killick.text import meant
 
 
 def table(value: object) -> dict[str, Any] | None:
@@ -35,10 +36,7 @@ def texts(value: object) -> tuple[str, ...]:
 
 def refuse_unknown(where: str, words: Iterable[str], known: Collection[str]) -> None:
     """Raises ContractRefused for a word that is not known."""
-    from difflib import get_close_matches
-
     for word in words:
         if word not in known:
-            close = get_close_matches(word, sorted(known), 1)
-            way = f"did you mean {close[0]}?" if close else f"give {', '.join(sorted(known))}"
+            way = meant(word, known, otherwise=f"give {', '.join(sorted(known))}")
             raise ContractRefused(where, f"{word} is not known; {way}")

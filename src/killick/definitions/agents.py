@@ -46,6 +46,9 @@ class Agent(Generic[I, O]):
         hints = resolved_hints(fn)
         first = None if not parameters else hints.get(parameters[0].name, Any)
         if not 1 <= len(parameters) <= 2 or getattr(get_origin(first) or first, "__module__", "") == "builtins":
+            if len(parameters) > 2:
+                *most, last = (each.name for each in parameters[1:])
+                raise DeclarationRefused(name, f"takes one input; put {', '.join(most)} and {last} into a dataclass")
             reason = f"{name}{inspect.signature(fn)} is no agent: its first parameter is a Run, its second the input"
             raise DeclarationRefused(name, f"{reason}; declare it as {name}(run: killick.{run}, …)")
         self.takes_input = len(parameters) == 2

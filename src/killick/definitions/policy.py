@@ -14,6 +14,7 @@ from killick.definitions.rate_limit import Limit
 from killick.errors import ContractRefused, DeclarationRefused
 from killick.model.events import EffectClass
 from killick.model.retry import Retry, exception_types, retry_of, seconds
+from killick.text import meant
 
 Repeat = Literal["allow", "recorded", "ask"]
 Isolation = Literal["thread", "process"]
@@ -123,11 +124,8 @@ def _policy(name: str, options: dict[str, Any]) -> Policy:
 
 def refuse_unknown(what: str, given: Collection[str], known: Collection[str]) -> None:
     """Refuse an option that does not exist, and name the one that was probably meant."""
-    from difflib import get_close_matches
-
     for option in set(given) - set(known):
-        close = get_close_matches(option, known, 1)
-        hint = f"did you mean {close[0]}=?" if close else f"it takes {', '.join(sorted(known))}"
+        hint = meant(option, known, otherwise=f"it takes {', '.join(sorted(known))}", sign="=")
         raise DeclarationRefused(what, f"{option}= is not an option; {hint}")
 
 

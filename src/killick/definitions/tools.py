@@ -120,7 +120,10 @@ class Shape:
             for parameter in whole.parameters.values()
             if is_marker(parameter.default) or isinstance(parameter.default, Injected)
         }
-        given = [p for p in whole.parameters.values() if p.name not in self.injected]
+        given = [
+            p.replace(annotation=hints.get(p.name, p.annotation))
+            for p in whole.parameters.values() if p.name not in self.injected
+        ]  # fmt: skip
         self.takes_tx = any(marker is TX for marker in self.injected.values())
         self.signature = whole.replace(parameters=given, return_annotation=inspect.Signature.empty)
         self.hints: dict[str, Any] = {p.name: hints.get(p.name, Any) for p in given}
@@ -137,7 +140,10 @@ class Shape:
         if self.is_plain and not kwargs and len(args) == len(self._names):
             arguments = given = dict(zip(self._names, args, strict=True))
         else:
-            bound = self.signature.bind(*args, **kwargs)
+            try:
+                bound = self.signature.bind(*args, **kwargs)
+            except TypeError as misfit:
+                raise TypeError(f"{self.name}{self.signature}: {misfit}") from None
             given = dict(bound.arguments)
             bound.apply_defaults()
             arguments = dict(bound.arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
@@ -14,7 +15,7 @@ from killick.definitions.current import HERE
 from killick.engine import completion, state_machine
 from killick.engine.execution import Branch, Execution, RunFiles
 from killick.engine.signals import Signal
-from killick.errors import KillickError, WorkspaceRefused
+from killick.errors import KillickError, ValueRefused, WorkspaceRefused
 from killick.model.chunks import through_codec
 from killick.model.typed import convert
 
@@ -64,14 +65,12 @@ async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed,
         await _files_opened(ex, ex.files)
     try:
         returned = await _code(ex, branch, point, run_of)
-        result = through_codec(returned, at=f"result of {ex.agent.name}")
-        if ex.agent.returns is not Any and not ex.agent.is_machine:
-            convert(result, ex.agent.returns, at=f"result of {ex.agent.name}, a {type(returned).__name__}")
+        result = _result(ex.agent, returned)
         ex.inert_steps.refuse_forgotten(at_end=True)
     except Signal:
         raise
     except BaseException as raised:
-        error = raised
+        error = ex.inert_steps.named_in(raised)
     finally:
         ex.inert_steps.close()
         ex.turns.computing -= 1
@@ -86,6 +85,19 @@ async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed,
         ex.files.ended()  # changes of other processes in the folder since the last tool are the run's too
         await ex.files.settle()
     await completion.finish(ex, branch, result, error)
+
+
+def _result(agent: AnyAgent, returned: Any) -> Any:
+    """The result for the record. ValueRefused if it cannot be stored, or is not of the declared type."""
+    result = through_codec(returned, at=f"result of {agent.name}")
+    if agent.returns is not Any and not agent.is_machine:
+        try:
+            convert(result, agent.returns, at=f"result of {agent.name}, a {type(returned).__name__}")
+        except ValueRefused as misfit:
+            move = "; return its .text" if agent.returns is str and hasattr(returned, "text") else ""
+            declared = f"{agent.name} is declared to return {inspect.formatannotation(agent.returns)}"
+            raise ValueRefused(misfit.path, f"{misfit.reason}; {declared}{move}") from None
+    return result
 
 
 def _is_running(ex: Execution) -> bool:

@@ -125,7 +125,7 @@ def idle_outcome(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome |
     if not claim.backs_off or crashes is None:
         return None
     if crashes.until > now and not facts.taken:  # a worker that took it since saw the backoff end, by its own clock
-        return RunOutcome(run=log.run, status=facts.status, wake_at_us=log.fold.wake_at)
+        return RunOutcome(run=log.run, status=facts.status, wake_at_us=log.fold.wake_at, crashed=True)
     if crashes.is_suspect and not clear_suspect(engine.log, log, now):
         return RunOutcome(run=log.run, status=log.fold.facts.status, suspect=True)
     return None

@@ -40,6 +40,8 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     renewed_as: str | None = None
     left: bool = False
     """Whether it was preempted, or interrupted by the end of the process; it is due at once."""
+    crashed: bool = False
+    """Whether it backs off until `wake_at_us`, because its process died."""
     suspect: bool = False
     """Whether it is to be run alone, because its processes died; its lease is still held."""
 

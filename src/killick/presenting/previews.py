@@ -121,6 +121,10 @@ def resume(run: RunPreview) -> Will:
         summary = f"{run.run} is abandoned: its process died. It continues after its last recorded step."
         return Will(summary, (_TWICE,))
     if run.status == "waiting":
+        store, agent = run.client.runtime.store, run.state.agent
+        if any(row.run == run.run for row in store.due(run.client.runtime.clock.now_us(), limit=1_000, agents=[agent])):
+            move = f'if no app declares it any more, declare it again, or give aliases=["{agent}"] to its new name'
+            raise AnswerRefused(run.run, f"it is due, and continues when a worker that declares {agent} runs; {move}")
         raise AnswerRefused(run.run, "it is waiting, and not held back; `killick inbox` shows how to answer")
     raise AnswerRefused(run.run, f"it is {run.status}, and not held back")
 

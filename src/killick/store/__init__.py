@@ -52,13 +52,15 @@ def _kind(url: str) -> Callable[..., Store]:
         try:
             from killick.store.postgres.store import PostgresStore
         except ImportError as error:
-            raise StoreUnavailable("postgresql", f"needs psycopg ({error}); pip install 'killick[postgres]'") from None
+            raise StoreUnavailable(
+                "postgresql", f"needs psycopg ({error}); pip install '.[postgres]' in a clone"
+            ) from None
         return PostgresStore
     if scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
         try:
             from killick.store.redis.store import RedisStore
         except ImportError as error:
-            raise StoreUnavailable("redis", f"needs redis-py ({error}); pip install 'killick[redis]'") from None
+            raise StoreUnavailable("redis", f"needs redis-py ({error}); pip install '.[redis]' in a clone") from None
         return RedisStore
     if "://" in url and scheme != "sqlite":
         known = "use sqlite:///path, a path, postgresql://host/database, redis://host/0, or memory:"

@@ -307,7 +307,8 @@ class _LeasedTrigger:
         previous = _previous(self.engine, self.known.run) if self.trigger.wants_previous else None
         try:
             if self.trigger.make_id is not None and cause.run is None:
-                waits.refuse_own(run := await self._call(self.trigger.make_id, firing) or run)
+                made = await self._call(self.trigger.make_id, firing)
+                waits.refuse_own(run := run if made is None else made)
                 if self.engine.store.head(run) is not None:
                     await self._pass(cause, "duplicate", *first, run=run)
                     return None

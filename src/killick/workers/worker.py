@@ -23,7 +23,7 @@ from killick.engine.outcome import RunOutcome
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
 from killick.log.writer import RunLog
 from killick.logger import get_logger
-from killick.store.records import OUTBOX_CHANGED, Claimed
+from killick.store.records import OUTBOX_CHANGED, OWN_AGENTS, Claimed
 from killick.workers import hooks, trigger_runner
 from killick.workers.code_versions import resume_diverged
 from killick.workers.own_process import OwnProcess
@@ -41,6 +41,9 @@ TRIM_SECONDS: Final = 60.0
 _BACKOFF_SECONDS_MAX: Final = 2.0
 _CALM_SECONDS: Final = 0.005
 """How long an empty poll remains valid, however often the store notifies."""
+
+_SIT_OUT_US: Final = 60_000_000
+"""A worker is not idle while a run backs off after a crash, if that ends within this time."""
 
 _REST_SECONDS: Final = (1.0, 60.0)
 """How long a run that cannot be started here is held back from all workers, at first and at most."""
@@ -77,6 +80,8 @@ class Worker:
         self._attending: dict[str, asyncio.Task[None]] = {}
         self._resting: set[asyncio.Task[None]] = set()
         self._failures: Counter[str] = Counter()
+        self._back_offs: dict[str, int] = {}
+        self._undeclared: Counter[str] = Counter()
         self._store_errors = 0
         self._bell = asyncio.Event()
         self._duties: dict[_WorkerControl, None] = {}
@@ -119,6 +124,7 @@ class Worker:
         log_transition("started", worker=self.name, concurrency=self._concurrency)
         trimmed, diverged = self._runtime.clock.monotonic(), dict[str, int]()
         await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
+        await self._quietly(self._log_undeclared)
         try:
             while not self._draining:
                 self._bell.clear()
@@ -154,8 +160,25 @@ class Worker:
         self._wake_all()
 
     async def until_idle(self) -> None:
-        """Waits until no run is due and none is executed here."""
+        """Waits until no run is due and none is executed here. A run whose process died, and that is due again within
+        a minute, counts as due."""
         await self.idle.wait()
+        await self._quietly(self._log_undeclared)
+
+    def _log_undeclared(self) -> None:
+        """Logs which due runs no worker of this app takes, because it does not declare their agent."""
+        runtime, known = self._runtime, AGENTS.names()
+        found = Counter(
+            row.agent
+            for row in runtime.store.due(runtime.clock.now_us(), limit=DUTIES_MAX)
+            if row.agent not in known and not row.agent.startswith(OWN_AGENTS)
+            and not runtime.log.state(row.run).fold.facts.hosted
+        )  # fmt: skip
+        for agent in found - self._undeclared:
+            runs = f"{found[agent]} due run{'s' * (found[agent] > 1)} of {agent}"
+            move = f'declare it, or aliases=["{agent}"] on its new name'
+            log_transition("undeclared", because=f"{runs}, which this app does not declare; {move}", agent=agent)
+        self._undeclared = found
 
     async def _drained(self, executor: Executor) -> None:
         while self._slots:
@@ -215,7 +238,9 @@ class Worker:
         """Claims due runs. Returns True if any was claimed."""
         try:
             self._watch()
-            quiet = not self._slots
+            now = self._runtime.clock.now_us()
+            self._back_offs = {run: until for run, until in self._back_offs.items() if until > now}
+            quiet = not self._slots and not self._back_offs
             await self._start_tasks()
             rounds = self._task_rounds
             room = self._capacity()
@@ -234,7 +259,7 @@ class Worker:
         for each in claimed:
             self._begin(executor, *each)
         if quiet and not claimed and rounds == self._task_rounds and not any(control.busy for control in self._duties):
-            self.idle.set()  # nothing ran here when we looked, no trigger worked, and nothing was due
+            self.idle.set()  # nothing ran or backed off here when we looked, no trigger worked, and nothing was due
         else:
             self.idle.clear()
         return bool(claimed)
@@ -334,6 +359,9 @@ class Worker:
             self._failures.pop(row.run, None)
             if advanced is not None:
                 _log_outcome(row.agent, advanced)
+                until, now = advanced.wake_at_us, self._runtime.clock.now_us()
+                if advanced.crashed and until is not None and until - now <= _SIT_OUT_US:
+                    self._back_offs[row.run] = until
 
     async def _run_alone(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> RunOutcome | None:
         """Executes a suspect run in its own process, or here if that is impossible. None: the other process executed

@@ -108,7 +108,9 @@ def test_an_effect_in_doubt_is_settled_by_a_decision(kd: killick.Client) -> None
     waits = waiting(kd, ringing, "front door")
     request = approvals.hitl_request(waits)
     assert request["review_configs"][0]["allowed_decisions"] == ["approve", "reject", "respond"]
-    assert "it did not happen, do it" in request["action_requests"][0]["description"]
+    description = request["action_requests"][0]["description"]
+    assert "Do it again? (Check first, then choose. approve: it did not happen, do it again" in description
+    assert "Did it happen?" not in description
     approvals.answer(kd, waits, {"decisions": [{"type": "respond", "message": "it rang"}]})
     assert kd.run(ringing, "front door", id="r") == "it rang"
 

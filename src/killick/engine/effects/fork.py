@@ -17,6 +17,7 @@ from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
 from killick.store.records import Delivery
+from killick.text import meant
 
 UNCHANGED: Final[Any] = msgspec.UNSET
 """The fork has its parent's input."""
@@ -89,7 +90,9 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
         return Entry(e.DecisionMade(at=at, step=name, by=by or "a person"), decision)
     if step.sort not in ("tool", "model", "wait") or step.name == "sleep":
         raise TimeRefused(parent, f"step {name} is a {step.name}, which has no output to change")
-    values: dict[str, Any] = {"output": _answer(found.fold, step, output) if step.sort == "wait" else output}
+    values: dict[str, Any] = {
+        "output": _answer(log, parent, found.fold, step, output) if step.sort == "wait" else output
+    }
     if step.sort == "model" and past is not None and past.output:
         reply = log.data(parent, past.output).get("reply")
         values |= {"reply": reply} if reply else {}
@@ -102,7 +105,7 @@ def _has_successor(fold: Fold, name: e.StepId) -> bool:
     return fold.step(f"{path}{dot}{int(number) + 1}") is not None
 
 
-def _answer(fold: Fold, step: Step, output: Any) -> Any:
+def _answer(log: Log, parent: str, fold: Fold, step: Step, output: Any) -> Any:
     """A given answer, as answers are recorded."""
     wait = fold.facts.waits.get(step.id)
     if wait is not None and wait.waits_for == "child":
@@ -112,6 +115,10 @@ def _answer(fold: Fold, step: Step, output: Any) -> Any:
     given: dict[str, Any] = {"kind": output} if not isinstance(output, dict) else dict(cast("Any", output))
     if given.get("kind") in _VERBS:
         return {"value": None, **given}
+    takes = log.data(parent, wait.opened).get("verbs") or ()
+    if isinstance(output, str) and "approve" in takes and (hint := meant(output, takes, otherwise="")):
+        text = f'{{"kind": "respond", "value": "{output}"}}'
+        raise TimeRefused(parent, f"{output!r} is no answer to step {step.id}; {hint} Give {text} if it is a text")
     return {"kind": "respond", "value": cast("Any", output)}
 
 

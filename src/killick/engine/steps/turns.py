@@ -117,6 +117,15 @@ class InertSteps:
             problem = f"{code.co_filename}:{line}: {call} was never awaited, and nothing was called"
             raise KillickError(f"{problem}; write `await {call}`")
 
+    def named_in(self, error: BaseException) -> BaseException:
+        """An error of the agent's code; where that took a step for its result, the message names the step."""
+        if isinstance(error, TypeError | AttributeError) and "coroutine" in str(error):
+            try:
+                self.refuse_forgotten(at_end=True)
+            except KillickError as forgotten:
+                error.args = (f"{error}; {forgotten}",)
+        return error
+
     def close(self) -> None:
         """Closes the steps that no code can await any more."""
         for step, *_ in filter(lambda each: _is_inert(each[0]), self._steps):

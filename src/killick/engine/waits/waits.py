@@ -81,7 +81,9 @@ def refuse_own(id: str | None) -> None:  # noqa: A002
 
 
 def refuse_controls(id: str | None) -> None:  # noqa: A002
-    """Refuse an id that would forge lines of logs and tables, or command a terminal."""
+    """Refuse an empty id, and one that would forge lines of logs and tables, or command a terminal."""
+    if id == "":  # an empty order number must not start a new run each time
+        raise ValueRefused("id", "is empty; leave it out or give one")
     if id is not None and not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueRefused("id", f"{id!r} is not text; give id={str(id)!r}")
     if id is not None and not id.isprintable() and any(unicodedata.category(each) == "Cc" for each in id):

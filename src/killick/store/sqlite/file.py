@@ -30,7 +30,7 @@ from killick.errors import (
     ValueRefused,
 )
 from killick.fork_safety import ForkedMutex, keep_inherited, register_for_forks
-from killick.permissions import reserve
+from killick.permissions import disk_is_full, reserve
 from killick.store.records import STORE_FORMAT, Durability
 from killick.store.sql import migrations, queries, schema
 from killick.text import LONE_SURROGATE, printable
@@ -487,6 +487,8 @@ class SqliteFile(ForkedMutex):
             return StoreClosed(self.place) if self._closed else error
         match getattr(error, "sqlite_errorcode", 0) & 0xFF:
             case sqlite3.SQLITE_FULL:
+                return StoreFull(self.place)
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN if disk_is_full(self.path):
                 return StoreFull(self.place)
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
                 return StoreReadOnly(self.place)
