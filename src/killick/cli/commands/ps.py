@@ -145,7 +145,8 @@ class Listing:
         if line.status == "broken" and about != KEY_DESTROYED:
             about = f"{about}; {self.shell.typed('store', 'verify', line.run)}"
         following = self.shell.typed("resume", line.run) if _is_stuck(line) else None
-        return Seen(line, f"due; {about}" if line.due else about, following)
+        is_answered = any(each.kind == "answered" for each in line.about)
+        return Seen(line, f"due; {about}" if line.due and not is_answered else about, following)
 
     def counts(self) -> Counter[str]:
         """How many there are of each status, of those that match in all else. The index counts no broken runs, so
