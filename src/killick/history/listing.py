@@ -42,12 +42,13 @@ ABOUT_MAX: Final = 20
 CHARS_MAX: Final = 400
 """The maximum length of a wait's or a failure's text."""
 
+IDLE: Final = "idle: waits for your program's next call"
 _STILL: Final = ("queued", "cancelled")
 _LATEST: Final = 100
 
 Kind = Literal[
     "person", "doubt", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more",
-    "result", "answered",
+    "result", "answered", "program",
 ]  # fmt: skip
 Through = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 """Filters every event's values before display, given their run."""
@@ -92,6 +93,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     build: str | None = None
     parent: str | None = None
     forked_from: str | None = None
+    hosted: bool = False
+    """Whether external code makes the run's calls: no worker continues it."""
 
     @property
     def where(self) -> str:
@@ -175,7 +178,7 @@ class Listing:
             step_name=known.name if known is not None and known.sort != "wait" else None,
             attempts=len(known.attempts) if known is not None else 0,
             build=" ".join(filter(None, (facts.build.version, facts.build.commit[:7]))) or None,
-            parent=facts.parent, forked_from=facts.forked_from,
+            parent=facts.parent, forked_from=facts.forked_from, hosted=facts.hosted,
             ended_at_us=self._log.event(line.run, facts.ended).at if facts.ended else None,
         )  # fmt: skip
         if status == "completed":
@@ -210,6 +213,8 @@ class Listing:
             yield About(kind="person", text=f"a person to resume it{because}")
         for wait in facts.waits.values():
             yield answered.get(wait.step) or self._waits(state.run, wait)
+        if state.status == "waiting" and facts.hosted and not facts.waits:
+            yield About(kind="program", text=IDLE)
         for index in facts.pending.values():
             step = state.fold.steps[index]
             if step.status == "delayed" and step.delayed_until is not None:
@@ -261,6 +266,9 @@ class Listing:
         return step, (About(kind="failure", text=cut(short(failure), CHARS_MAX)),)
 
     def _result(self, run: str, seq: int) -> tuple[About, ...]:
+        """Returns a run's result; from its last event, unless more was recorded since, such as a fork."""
+        if not isinstance(self._log.event(run, seq), e.RunCompleted):
+            seq = self._log.state(run).fold.facts.ended
         result = self._data(run, seq).get("result")
         text = result if isinstance(result, str) else inline(result)
         return (About(kind="result", text=cut(text, CHARS_MAX)),) if result is not None else ()

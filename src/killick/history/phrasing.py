@@ -38,8 +38,9 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 def crash_summary(crashes: Crashes, last: e.LeaseLapsed | None) -> str:
     """Describes consecutive crashes and the last one's place: one line for every surface."""
     state = "quarantined" if crashes.quarantined else "crash-looping" if crashes.is_suspect else "crashed"
+    times = "once" if crashes.deaths == 1 else f"{crashes.deaths} times in a row"
     where = "" if last is None else f"; the last was {lapse_text(last)}"
-    return f"{state}: its process died {counted(crashes.deaths, 'time')} in a row{where}"
+    return f"{state}: its process died {times}{where}"
 
 
 def lapse_text(event: e.LeaseLapsed) -> str:

@@ -165,6 +165,8 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
         if step.status == "delayed" and step.delayed_until is not None:
             what = f"attempt {len(step.attempts) + 1} of step {step.number}, {step.name}"
             waits.append(Text(f"{_until(step.delayed_until, now)}, for {what}"))
+    if not waits and tl.status == "waiting" and tl.state.fold.facts.hosted:
+        waits.append(Text(listing.IDLE))
     if waits:
         yield "waits", waits
     if status == "broken":
@@ -252,8 +254,9 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
         return [Text.assemble("fix the code, then  ", (shell.continue_command(tl.run, tl.agent), "bold green"))]
     if status in ("failed", "paused", "abandoned") or tl.held_back is not None:
-        worker = ("  or start a worker", "dim") if status == "abandoned" else ""
-        return [Text.assemble((shell.typed("resume", tl.run), "bold green"), worker)]
+        hosted = status == "abandoned" and tl.state.fold.facts.hosted
+        worker = ("  or start a worker", "dim") if status == "abandoned" and not hosted else ""
+        return [Text.assemble((shell.resumes(tl.run, hosted=hosted), "bold green"), worker)]
     index = shell.store.index(tl.run)
     is_due = index is not None and index.wake_at_us is not None and index.wake_at_us <= now_us
     if is_due and not _is_only_voted(shell, tl, now_us):
