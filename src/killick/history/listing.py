@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.phrasing import arguments, crash_summary, cut, entries_of, inline, short
+from killick.history.phrasing import arguments, build_text, crash_summary, cut, entries_of, inline, short
 from killick.history.run_info import pending_answer
 from killick.log.log import Log
 from killick.lru import Lru
@@ -177,7 +177,7 @@ class Listing:
             line, stage=facts.stage, stage_number=at, stages=len(facts.plan), step=step, about=about, entered=entered,
             step_name=known.name if known is not None and known.sort != "wait" else None,
             attempts=len(known.attempts) if known is not None else 0,
-            build=" ".join(filter(None, (facts.build.version, facts.build.commit[:7]))) or None,
+            build=build_text(facts.build) or None,
             parent=facts.parent, forked_from=facts.forked_from, hosted=facts.hosted,
             ended_at_us=self._log.event(line.run, facts.ended).at if facts.ended else None,
         )  # fmt: skip

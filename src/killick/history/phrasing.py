@@ -46,8 +46,13 @@ def crash_summary(crashes: Crashes, last: e.LeaseLapsed | None) -> str:
 def lapse_text(event: e.LeaseLapsed) -> str:
     """Describes a crashed process, its step and its build."""
     at = f"at {'steps' if len(event.steps) > 1 else 'step'} {listed(event.steps)}" if event.steps else "between steps"
-    build = " ".join(filter(None, (event.build.version, event.build.commit[:7])))
+    build = build_text(event.build)
     return f"{process(event.holder)} {at}{', alone' if event.alone else ''}{f', build {build}' if build else ''}"
+
+
+def build_text(build: e.Build) -> str:
+    """A build by its version and the beginning of its commit."""
+    return " ".join(filter(None, (build.version, build.commit[:7])))
 
 
 def process(holder: str) -> str:

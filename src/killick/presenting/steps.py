@@ -95,8 +95,11 @@ def about(step: Step, shows: Shows) -> Iterator[Phrase]:
     because = step.decision.because if step.decision is not None else step.because
     if because:
         yield Phrase("because ", "quiet").add(shows.value(because), "quote")
-    yield from attempts(step)
+    made = step.decision
+    if made is not None and made.by == "model" and made.options and made.choice not in made.options:
+        yield Phrase(f"refused: there is no tool {shows.value(made.choice)}", "bad")
     yield from approvals.asked_lines(step)
+    yield from attempts(step)
     yield from approvals.ended_lines(step)
 
 

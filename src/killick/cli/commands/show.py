@@ -25,7 +25,7 @@ from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import VOTE
 from killick.engine.views import key_of
 from killick.history import listing, run_info
-from killick.history.phrasing import counted, process
+from killick.history.phrasing import build_text, counted, process
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Moment, Wait
 from killick.log import boundaries
@@ -298,7 +298,7 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     facts = {
         "parent": tl.parent and f"{tl.parent}, step {tl.parent_step}", "forked from": tl.forked_from,
         "continued as": tl.renewed_as, "priority": tl.priority or None, "tags": ", ".join(tags),
-        "build": " ".join(filter(None, (tl.build.version, tl.build.commit))),
+        "build": build_text(tl.build),
         "last held by": process(tl.holder) if tl.holder else None,
         "generation": tl.generation or None, "events": tl.seq,
     }  # fmt: skip
