@@ -20,9 +20,9 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6987, "agents": 1179, "archive": 1874, "audit": 1261, "check": 3611, "cli": 8079, "client": 2248,
+    "adapters": 6987, "agents": 1179, "archive": 1874, "audit": 1261, "check": 3611, "cli": 8085, "client": 2248,
     "contracts": 2724, "definitions": 1815, "encryption": 597, "engine": 12641, "history": 7091, "llm": 1152, "log":
-    2624, "model": 4923, "presenting": 2826, "proxy": 2402, "replay": 734, "store": 7715, "testing": 1051, "top": 1995,
+    2624, "model": 4923, "presenting": 2853, "proxy": 2402, "replay": 734, "store": 7715, "testing": 1051, "top": 1995,
     "web": 8431, "window": 2699, "workers": 2630, "workspace": 4833,
 }  # fmt: skip
 """Lines of Python by package."""
