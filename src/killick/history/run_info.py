@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from killick.engine.control import inbox
 from killick.engine.views import RunInfo, Wait
-from killick.history.phrasing import arguments, brief, entries_of
+from killick.history.phrasing import arguments, entries_of
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model import facts
@@ -76,10 +76,10 @@ class PendingAnswer(NamedTuple):
         """The answer, and who takes it: answered by mia: edit euros=700; a worker takes it next."""
         if state.status == "code_mismatch":
             return f"answered by {self.by}; held by the code"
-        value = arguments(self.value, 200) if isinstance(self.value, dict) else brief(self.value, 200)
+        value = "" if self.value is None else f" {arguments(self.value, 200)}"
         then = "it is taken when the run is resumed" if state.status == "paused" else "a worker takes it next"
         then = "your program's next call takes it" if state.fold.facts.hosted else then
-        return f"answered by {self.by}: {self.verb}{f' {value}' if self.value is not None else ''}; {then}"
+        return f"answered by {self.by}: {self.verb}{value}; {then}"
 
 
 def pending_answer(log: Log, run: str, wait: Wait | facts.Wait) -> PendingAnswer | None:
