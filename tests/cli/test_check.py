@@ -202,9 +202,9 @@ REPORT: dict[str, Any] = {
 
 
 def shown(report: Report) -> str:
-    out = io.StringIO()
-    Console(file=out, width=120).print(rendered(report, 1.0))
-    return out.getvalue()
+    lines = [line.plain for line in rendered(report, 1.0, 120)]
+    assert lines == [line.rstrip() for line in lines], "a line ends with no blanks"
+    return "\n".join(lines)
 
 
 def finding(**changes: Any) -> Finding:

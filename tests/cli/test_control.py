@@ -216,15 +216,19 @@ def test_a_resumed_run_whose_code_is_not_here_is_queued_with_the_worker_to_start
 
 
 @pytest.mark.slow
-def test_a_live_worker_continues_a_resumed_run(office: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("killick.cli.commands.control.CLAIM_SECONDS", 300.0)
+def test_a_live_worker_continues_a_resumed_and_an_answered_run(
+    office: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("killick.cli.live_worker.CLAIM_SECONDS", 300.0)
     (office / "slow.py").write_text(
         "import asyncio\nfrom pathlib import Path\nimport killick\n"
         "@killick.tool(effect='idempotent')\nasync def nap() -> None:\n"
         "    while not Path('awake').exists():\n        await asyncio.sleep(0.01)\n"
-        "@killick.agent\nasync def waker(run: killick.Run) -> str:\n    await run.call(nap)\n    return 'rested'\n",
+        "@killick.agent\nasync def waker(run: killick.Run) -> str:\n"
+        "    if run.id == 'w3':\n        await run.ask('Ready?')\n    await run.call(nap)\n    return 'rested'\n",
         encoding="utf-8",
     )
+    assert main(["run", "slow.py:waker", "--id", "w3", "-q"]) == 3
     for name in ("w1", "w2"):
         assert main(["start", "slow.py:waker", "--id", name]) == 0
     assert main(["pause", "w2"]) == 0
@@ -234,11 +238,12 @@ def test_a_live_worker_continues_a_resumed_run(office: Path, capsys: Capture, mo
         guard.start()
         assert worker.stdout is not None
         assert any("claimed" in line and "w1" in line for line in worker.stdout)
-        found = call(capsys, "resume", "w2")
+        found, answered = call(capsys, "resume", "w2"), call(capsys, "answer", "w3", "approve")
         (office / "awake").touch()
         worker.terminate()
         guard.cancel()
     assert (found.code, found.out) == (0, f"w2  resumed; process {worker.pid} continues it\n")
+    assert (answered.code, answered.err) == (0, f"process {worker.pid} continues it\n")
 
 
 def test_a_diverged_run_is_resumed_with_mended_code(office: Path, capsys: Capture) -> None:

@@ -188,7 +188,7 @@ def test_without_a_verb_a_terminal_is_asked(office: Path) -> None:
         command, cwd=office, env=plain_environment(NO_COLOR="1"), types={"Enter: later": "approve\n"}
     )
     assert code == 0, seen
-    assert "claim_17:9  answered" in seen
+    assert "claim_17:9  approve" in seen
     with killick.open(str(office / "killick.db")) as kd:
         assert [message.name for message in kd.runtime.store.messages("claim_17")] == ["killick.answer"]
 
@@ -308,7 +308,10 @@ def test_a_terminal_asks_who_may_answer_and_takes_an_edit_by_name(refund: Path) 
     code, seen = on_terminal([*me, "--by", "mia"], cwd=refund, env=env, types=types)
     assert code == 0, seen
     assert "0 of 2 approved" in seen
+    assert "(rule large sums)" in seen
+    assert "0 of 2 approved, until 20" in seen
     assert "edit amount=100; respond VALUE" in seen
+    assert 'edit refund(to="Ann", amount=400, note=null) with amount=70, to="Bob B"' in " ".join(seen.split())
     with killick.open(str(refund / "killick.db")) as kd:
         [message] = kd.runtime.store.messages("r1")
         assert body_of(kd.runtime.log, message)["value"] == {"amount": 70, "to": "Bob B"}
@@ -367,3 +370,23 @@ def test_the_suggested_edit_is_of_the_argument_that_the_rule_is_about(
     with killick.open("killick.db") as kd, pytest.raises(killick.RunWaiting):
         kd.run(wires, id="w1")
     assert "edit --set amount=100" in call(capsys, "inbox").out
+
+
+# answered, and not taken yet ----------------------------------------------------------------------
+
+
+def test_an_answer_that_the_run_has_not_taken_is_shown_everywhere(office: Path, capsys: Capture) -> None:
+    (office / "paying.py").write_text(
+        "import killick\n@killick.tool(approve='managers')\nasync def pay(euros: int) -> int: return euros\n"
+        "@killick.agent\nasync def payer(run: killick.Run, euros: int) -> int: return await run.call(pay, euros)\n"
+    )
+    call(capsys, "run", "paying.py:payer", "--input", "900", "--id", "x")
+    call(capsys, "answer", "x", "edit", "--set", "euros=700", "--by", "mia")
+    said = "answered by mia: edit euros=700; a worker takes it next"
+    assert f"  waits   pay(euros=900): {said}\n" in call(capsys, "show", "x").out
+    assert said in call(capsys, "ps").out
+    why = " ".join(call(capsys, "show", "x", "--why").out.split())
+    assert f"{said[:1].upper()}{said[1:]}." in why
+    assert "Nothing happens until" not in why
+    [line] = [each for each in json.loads(call(capsys, "ps", "--json").out) if each["id"] == "x"]
+    assert [each["kind"] for each in line["reasons"]] == ["answered"]

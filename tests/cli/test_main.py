@@ -101,7 +101,7 @@ MISTAKES = [
     ("ps --store claim.json", "claim.json: is a file, but no store"),
     ("ps --store data", "data: cannot be opened"),
     ("ps --store newer.db", "newer.db: format 99, this build of Killick reads up to"),
-    ("ps --store mongodb://host/x", "no store has the scheme 'mongodb'"),
+    ("ps --store mongodb://host/x", "mongodb: no store has the scheme 'mongodb'"),
     ("ps --store memory:", "memory: keeps nothing from one command to the next"),
     ("show", "show: needs RUN"),
     ("show claim17", "claim17: no such run in killick.db; did you mean claim_17?"),

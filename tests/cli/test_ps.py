@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -326,3 +327,51 @@ def test_on_a_terminal_a_table_lives_until_q(store: Path) -> None:
         os.close(ours)
     assert b"orphan_1" in seen
     assert seen.rstrip().endswith(b"\x1b[?25h"), "the cursor is back"
+
+
+# runs of other programs, crashes, forks -----------------------------------------------------------
+
+HOSTING = """
+import asyncio, os, signal, sys, killick
+from killick.definitions.open_tools import open_tool
+
+async def look() -> int:
+    return 1
+
+async def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main() -> None:
+    async with killick.open_async(sys.argv[1]) as kd:
+        async with kd.host("idle_1", agent="framework") as host:
+            await host.call(open_tool("look", effect="reads"), {}, key="a", fn=look)
+        async with kd.host("killed_1", agent="framework") as host:
+            await host.call(open_tool("die", effect="reads"), {}, key="a", fn=die)
+
+asyncio.run(main())
+"""
+
+
+def test_a_run_of_another_program_names_the_program_as_what_continues_it(tmp_path: Path, listed: Any) -> None:
+    url = str(tmp_path / "killick.db")
+    dead = subprocess.run([sys.executable, "-c", HOSTING, url], check=False)
+    assert dead.returncode == -signal.SIGKILL
+    _, killed, idle, last = listed("--store", url)
+    assert "abandoned" in killed
+    assert "  call the same conversation from your program  " in killed
+    assert "  idle: waits for your program's next call  " in idle
+    assert last.endswith("its process died. Call the same conversation from your program")
+    assert [each["next"] for each in json.loads("\n".join(listed("--store", url, "--json")))] == [None, None]
+
+
+def test_the_time_of_the_next_try_comes_before_the_crash() -> None:
+    about = ps.About(kind="crash", text="crashed: its process died once", at_us=1_000_000)
+    assert re.fullmatch(r"again at \d\d:\d\d:\d\d; crashed: its process died once", ps.about_text(about))
+
+
+def test_a_fork_leaves_its_parents_result_in_the_list(tmp_path: Path, listed: Any) -> None:
+    url = str(tmp_path / "killick.db")
+    with killick.open(url) as kd:
+        kd.run(echo, "PA-2211", id="b1")
+        kd.fork("b1", at="start", id="b2")
+    assert listed("--store", url)[2].split()[3:4] == ["PA-2211"]

@@ -24,6 +24,7 @@ from killick.cli import style
 from killick.cli.main import main
 from killick.log import Entry
 from killick.model import events as e
+from killick.testing import call, scripted, turn
 
 TRIED: list[int] = []
 LONG = "word " * 400
@@ -498,6 +499,52 @@ def test_a_fork_and_who_was_forked_say_so_on_their_pages(forked: str, store: Pat
     assert "forked from forked_1, effects recorded" in show("forked_1-fork")
     assert "forked by mia as forked_1-fork" in show(forked)
     assert "--graph" in show(forked).splitlines()[-1]
+
+
+# what a model chose -------------------------------------------------------------------------------
+
+
+@killick.tool(name="show_flaky", effect="reads")
+async def flaky(n: int) -> int:
+    return n
+
+
+@killick.agent(name="show_chooser")
+async def chooser(run: killick.Run) -> str:
+    two = turn(call("show_flaky", n=2), call("show_flaky", n="two"))
+    model = scripted(turn(call("show_flakky", n=1)), two, "Done.", provider="openai")
+    return (await killick.loop(run, model, [flaky], messages="Go.", provider="openai", model="gpt-5.4")).text
+
+
+def test_a_call_of_a_model_that_was_refused_says_why(store: Path, show: Any) -> None:
+    with killick.open(str(store)) as kd:
+        kd.run(chooser, id="chooser_1")
+    told = show("chooser_1")
+    assert re.search(r"from show_flaky\n +refused: no tool is called show_flakky; there are: show_flaky\n", told), told
+    assert re.search(r"from show_flaky\n +refused: arguments: do not fit n: Input should be a valid integer", told), (
+        told
+    )
+    assert told.count("refused: ") == 2
+
+
+@killick.tool(name="show_wire", approve="managers")
+async def wire(amount: int) -> str:
+    raise OSError("the line went dead")
+
+
+@killick.agent(name="show_wires")
+async def wires(run: killick.Run, amount: int) -> str:
+    return await run.call(wire, amount)
+
+
+def test_an_approval_is_told_before_the_attempts_that_followed_it(store: Path, show: Any) -> None:
+    with killick.open(str(store)) as kd:
+        kd.start(wires, 900, id="wires_1")
+        kd.advance("wires_1")
+        kd.answer("wires_1", "edit", value={"amount": 700}, by="mia")
+        kd.advance("wires_1")
+    told = show("wires_1")
+    assert re.search(r"asked managers\n +edited by mia: amount 900 → 700\n +attempt 1 OSError", told), told
 
 
 # a process that died ------------------------------------------------------------------------------

@@ -58,6 +58,9 @@ def test_whoever_is_not_asked_is_told_so_and_cannot_answer(office: Desk) -> None
 def test_the_answer_is_the_callers_own_whatever_the_body_says(office: Desk) -> None:
     wait = claim(office)
     assert office.post(f"/inbox/{wait}", 422, verb="approve", by="max")["code"] == "body_refused"
+    refused = office.post(f"/inbox/{wait}", 422, verb="aprove")
+    assert "'aprove'" in refused["detail"]
+    assert refused["detail"].endswith("; it is one of approve, reject, edit, respond, happened, not, stop")
     told = office.post(f"/inbox/{wait}", verb="approve", comment="fine", digest=digest(office, wait))
     assert told["did"] == 'approved desk_pay(to="bob", amount=2400)'
     office.kd.advance("claim")

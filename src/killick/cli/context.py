@@ -285,6 +285,10 @@ class Shell:
         state = self.log.state(run)
         return HOSTED if state.fold.facts.hosted else self.continue_command(run, state.agent)
 
+    def resumes(self, run: str, *, hosted: bool) -> str:
+        """The command that resumes a run; for a framework's run, the program that hosts it."""
+        return HOSTED if hosted else self.typed("resume", run)
+
     def next_move(self, run: str) -> str:
         """The command that continues a run whose wait was answered."""
         move = self.continues(run)

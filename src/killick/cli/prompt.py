@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from killick.cli import style
 from killick.cli.context import current_user
 from killick.client.inbox import agreement
 from killick.engine.approval import argument_edits
@@ -44,15 +45,29 @@ def ask(client: Client, waiting: RunWaiting) -> bool:
     return bool(asked)
 
 
-def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
-    """Put one question, until there is an answer that fits. False: later."""
+class Given(NamedTuple):
+    """An answer, and the length of the run's log before it. Without a verb another person answered first."""
+
+    verb: str | None
+    value: Any
+    since: int
+
+
+def ask_one(client: Client, wait: Wait, *, by: str | None) -> Given | None:
+    """Put one question, until there is an answer that fits. None: later."""
     asked = argument_edits.call(wait.intention) if wait.rule is not None else wait.prompt or wait.name
     _tell(f"\n{_shade(visible(asked), _BOLD)}\n")
-    if wait.rule is not None and wait.reason:
-        _tell(f"  {argument_edits.visible(wait.reason)}\n")
+    rule = approvals.by_rule(wait.rule)
+    if wait.rule is not None and (reason := " ".join(filter(None, (wait.reason, f"({rule})" * bool(rule))))):
+        _tell(f"  {argument_edits.visible(reason)}\n")
+    if wait.because is not None:
+        _tell(f"  the agent: {argument_edits.visible(str(wait.because))}\n")
     about = f"{wait.run}, step {wait.step}" + (f", asked of {', '.join(wait.to)}" if wait.to else "")
     if wait.need > 1:
         about += f", {agreement(wait.need, wait.votes)}"
+    if wait.deadline_us is not None:
+        left = style.ago(wait.deadline_us, client.runtime.clock.now_us())
+        about += f", until {style.moment(wait.deadline_us)} ({left})"
     _tell(_shade(f"  {visible(about)}\n", _DIM))
     intention = cast("dict[str, Any] | None", wait.intention)
     # The question about an effect in doubt already contains the call.
@@ -66,7 +81,7 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
         _tell("> ")
         line = sys.stdin.readline().strip()
         if not line:
-            return False
+            return None
         verb, _, rest = line.partition(" ")
         found = [known for known in wait.verbs if known.startswith(verb)]
         if line in map(str, wait.options) and "respond" in wait.verbs:
@@ -74,6 +89,7 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
         if len(found) != 1:
             _tell(f"  {verb!r} is none of {', '.join(wait.verbs)}\n")
             continue
+        given = Given(found[0], None, client.runtime.log.head(wait.run).seq)
         try:
             comment = rest or None if found[0] in ("approve", "reject") else None
             value = None if comment else _value(rest, wait)
@@ -82,10 +98,11 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
             client.answer(wait, found[0], value=value, by=by, comment=comment)  # type: ignore[arg-type]  # pyright: ignore
         except AlreadyAnswered as first:
             _tell(visible(f"  {first}\n"))
+            return given._replace(verb=None)
         except AnswerRefused as refused:
             _tell(visible(f"  {refused}\n"))
             continue
-        return True
+        return given._replace(value=value)
 
 
 def _value(text: str, wait: Wait) -> Any:

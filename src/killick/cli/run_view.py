@@ -56,6 +56,10 @@ class Page:
         return 8 + 2 + 7 + 2 + 2 + self.digits + 2
 
     @cached_property
+    def _refused(self) -> dict[str, str]:
+        return steps.refused_calls(self.timeline.steps())
+
+    @cached_property
     def _begun(self) -> list[tuple[int, str]]:
         return sorted((step.seq, step.number) for step in self.timeline.steps())
 
@@ -186,6 +190,8 @@ class Page:
     def about(self, step: Step) -> Iterator[Text]:
         """The other records of a step, a line each."""
         yield from map(style.text, steps.about(step, self))
+        if (why := self._refused.get(step.number)) is not None:
+            yield Text(f"refused: {why}", style="red")
         if step.status == "delayed" and step.delayed_until is not None:
             when = f"{style.moment(step.delayed_until, date=False)} ({style.ago(step.delayed_until, self.now_us)})"
             yield Text(f"again at {when}", style="yellow")

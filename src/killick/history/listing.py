@@ -16,7 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.phrasing import arguments, crash_summary, cut, entries_of, inline, short
+from killick.history.phrasing import arguments, build_text, crash_summary, cut, entries_of, inline, short
+from killick.history.run_info import pending_answer
 from killick.log.log import Log
 from killick.lru import Lru
 from killick.model import events as e
@@ -41,12 +42,13 @@ ABOUT_MAX: Final = 20
 CHARS_MAX: Final = 400
 """The maximum length of a wait's or a failure's text."""
 
+IDLE: Final = "idle: waits for your program's next call"
 _STILL: Final = ("queued", "cancelled")
 _LATEST: Final = 100
 
 Kind = Literal[
     "person", "doubt", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more",
-    "result",
+    "result", "answered", "program",
 ]  # fmt: skip
 Through = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 """Filters every event's values before display, given their run."""
@@ -91,6 +93,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     build: str | None = None
     parent: str | None = None
     forked_from: str | None = None
+    hosted: bool = False
+    """Whether external code makes the run's calls: no worker continues it."""
 
     @property
     def where(self) -> str:
@@ -108,7 +112,7 @@ class Listing:
         self._log = log
         self._whole = whole
         self._through = through
-        self._kept: Lru[str, tuple[int, str, Line]] = Lru(KEPT_MAX)
+        self._kept: Lru[str, tuple[tuple[int, str, int], Line]] = Lru(KEPT_MAX)
 
     def lines(self, rows: Sequence[RunRow], now_us: int) -> list[Line]:
         """Returns the lines of a listing's runs, without those removed meanwhile."""
@@ -130,11 +134,11 @@ class Listing:
         elif status == "running" and is_abandoned(standing.head):
             status = "abandoned"
         kept = self._kept.get(row.run)
-        if kept is None or kept[:2] != (seq, status):
-            kept = (seq, status, self._read(row, seq, status, standing.quarantined))
+        if kept is None or kept[0] != (seq, status, row.delivered):
+            kept = (seq, status, row.delivered), self._read(row, seq, status, standing.quarantined)
             self._kept.put(row.run, kept)
         due = row.status == "waiting" and row.wake_at_us is not None and row.wake_at_us <= now_us
-        return replace(kept[2], due=due, worker=standing.head.holder, priority=row.priority, tags=shown_tags(row.tags))
+        return replace(kept[1], due=due, worker=standing.head.holder, priority=row.priority, tags=shown_tags(row.tags))
 
     # reading ----------------------------------------------------------------------------------
 
@@ -152,14 +156,14 @@ class Listing:
                 return replace(line, step=step, about=about)
             if not self._whole and row.status == "completed":
                 return replace(line, about=self._result(row.run, seq))
-            return line if not seq else self._standing(line, row.status)
+            return line if not seq else self._standing(line, row)
         except KillickError as error:
             # One unreadable log must not hide the other runs.
             text = cut(f"cannot be read: {error}", CHARS_MAX)
             return replace(line, status="broken", about=(About(kind="record", text=text),))
 
-    def _standing(self, line: Line, status: str) -> Line:
-        state = self._log.state(line.run, line.seq)
+    def _standing(self, line: Line, row: RunRow) -> Line:
+        state, status = self._log.state(line.run, line.seq), row.status
         facts = state.fold.facts
         step, about = self._failed(line.run, line.seq, state.fold) if status == "failed" else (facts.current, ())
         if status == "code_mismatch":
@@ -173,15 +177,15 @@ class Listing:
             line, stage=facts.stage, stage_number=at, stages=len(facts.plan), step=step, about=about, entered=entered,
             step_name=known.name if known is not None and known.sort != "wait" else None,
             attempts=len(known.attempts) if known is not None else 0,
-            build=" ".join(filter(None, (facts.build.version, facts.build.commit[:7]))) or None,
-            parent=facts.parent, forked_from=facts.forked_from,
+            build=build_text(facts.build) or None,
+            parent=facts.parent, forked_from=facts.forked_from, hosted=facts.hosted,
             ended_at_us=self._log.event(line.run, facts.ended).at if facts.ended else None,
         )  # fmt: skip
         if status == "completed":
             return replace(line, about=self._result(line.run, facts.ended))
         if status not in ("running", "waiting", "code_mismatch", "paused") and facts.crashes is None:
             return line
-        about = tuple(islice(self._about(state), ABOUT_MAX + 1))
+        about = tuple(islice(self._about(state, row), ABOUT_MAX + 1))
         if len(about) > ABOUT_MAX:
             about = (*about[:-1], About(kind="more", text=f"and {len(facts.waits) - ABOUT_MAX + 1} more"))
         if line.status == "abandoned":
@@ -189,9 +193,10 @@ class Listing:
         since = min((wait.at for wait in facts.waits.values()), default=None)
         return replace(line, about=about, since_us=since, changed_at_us=self._log.event(line.run, state.seq).at)
 
-    def _about(self, state: State) -> Iterator[About]:
-        """Returns a run's waits."""
+    def _about(self, state: State, row: RunRow) -> Iterator[About]:
+        """Returns a run's waits. One that was answered says so."""
         facts = state.fold.facts
+        answered = dict(self._answered(state) if row.delivered else ())
         asks = any(wait.waits_for == "settlement" for wait in facts.waits.values())  # then no worker tries again
         if facts.crashes is not None and not facts.ended and (facts.crashes.quarantined or not asks):
             yield crash(self._log, state.run, facts.crashes)
@@ -201,17 +206,28 @@ class Listing:
             data = self._data(state.run, facts.mend)
             mismatch = f"fixed code: the log has {data.get('recorded')}, and the code has {data.get('found')}"
             yield About(kind="code", text=cut(mismatch, CHARS_MAX))
+            yield from answered.values()
             return  # no answer helps until then
         elif facts.paused or facts.mend:
             because = ", because its record was repaired" if facts.mend else self._pause_reason(state)
             yield About(kind="person", text=f"a person to resume it{because}")
         for wait in facts.waits.values():
-            yield self._waits(state.run, wait)
+            yield answered.get(wait.step) or self._waits(state.run, wait)
+        if state.status == "waiting" and facts.hosted and not facts.waits:
+            yield About(kind="program", text=IDLE)
         for index in facts.pending.values():
             step = state.fold.steps[index]
             if step.status == "delayed" and step.delayed_until is not None:
                 text = f"attempt {len(step.attempts) + 1} of {step.name}"
                 yield About(kind="backoff", text=text, at_us=step.delayed_until)
+
+    def _answered(self, state: State) -> Iterator[tuple[str, About]]:
+        """Returns the steps whose questions have an answer that the run has not taken."""
+        for step, wait in state.fold.facts.waits.items():
+            if (found := pending_answer(self._log, state.run, wait)) is not None:
+                if self._through is not None:
+                    found = found._replace(value=self._through(state.run, {"value": found.value})["value"])
+                yield step, About(kind="answered", text=found.text(state))
 
     def _pause_reason(self, state: State) -> str:
         """Returns the recorded reason of a pause, if one of the last events has it."""
@@ -250,6 +266,9 @@ class Listing:
         return step, (About(kind="failure", text=cut(short(failure), CHARS_MAX)),)
 
     def _result(self, run: str, seq: int) -> tuple[About, ...]:
+        """Returns a run's result; from its last event, unless more was recorded since, such as a fork."""
+        if not isinstance(self._log.event(run, seq), e.RunCompleted):
+            seq = self._log.state(run).fold.facts.ended
         result = self._data(run, seq).get("result")
         text = result if isinstance(result, str) else inline(result)
         return (About(kind="result", text=cut(text, CHARS_MAX)),) if result is not None else ()

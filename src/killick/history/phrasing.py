@@ -38,15 +38,21 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 def crash_summary(crashes: Crashes, last: e.LeaseLapsed | None) -> str:
     """Describes consecutive crashes and the last one's place: one line for every surface."""
     state = "quarantined" if crashes.quarantined else "crash-looping" if crashes.is_suspect else "crashed"
+    times = "once" if crashes.deaths == 1 else f"{crashes.deaths} times in a row"
     where = "" if last is None else f"; the last was {lapse_text(last)}"
-    return f"{state}: its process died {counted(crashes.deaths, 'time')} in a row{where}"
+    return f"{state}: its process died {times}{where}"
 
 
 def lapse_text(event: e.LeaseLapsed) -> str:
     """Describes a crashed process, its step and its build."""
     at = f"at {'steps' if len(event.steps) > 1 else 'step'} {listed(event.steps)}" if event.steps else "between steps"
-    build = " ".join(filter(None, (event.build.version, event.build.commit[:7])))
+    build = build_text(event.build)
     return f"{process(event.holder)} {at}{', alone' if event.alone else ''}{f', build {build}' if build else ''}"
+
+
+def build_text(build: e.Build) -> str:
+    """A build by its version and the beginning of its commit."""
+    return " ".join(filter(None, (build.version, build.commit[:7])))
 
 
 def process(holder: str) -> str:

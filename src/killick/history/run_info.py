@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from killick.engine.control import inbox
 from killick.engine.views import RunInfo, Wait
+from killick.history.phrasing import arguments, entries_of
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model import facts
@@ -63,7 +64,46 @@ def blocked_by(log: Log, head: Head) -> str | None:
     return log.data(head.run, head.seq).get("note") if isinstance(last, e.NoteMade) and last.by == "killick" else None
 
 
-def _votes(store: Store, run: str, wait: facts.Wait) -> tuple[str, ...]:
+class PendingAnswer(NamedTuple):
+    """An answer in a run's inbox that the run has not taken yet."""
+
+    by: str
+    at_us: int
+    verb: str
+    value: Any
+
+    def text(self, state: State) -> str:
+        """The answer, and who takes it: answered by mia: edit euros=700; a worker takes it next."""
+        if state.status == "code_mismatch":
+            return f"answered by {self.by}; held by the code"
+        value = "" if self.value is None else f" {arguments(self.value, 200)}"
+        then = "it is taken when the run is resumed" if state.status == "paused" else "a worker takes it next"
+        then = "your program's next call takes it" if state.fold.facts.hosted else then
+        return f"answered by {self.by}: {self.verb}{value}; {then}"
+
+
+def pending_answer(log: Log, run: str, wait: Wait | facts.Wait) -> PendingAnswer | None:
+    """The answer to a wait that its run has not taken; None where people still have to answer."""
+    answer = inbox.answer_id(run, wait.step, wait.opened)
+    for message in log.store.inbox(run, name=inbox.ANSWER):
+        if message.id == answer:
+            body = entries_of(inbox.body_of(log, message))
+            return PendingAnswer(message.by or "a person", message.at_us, str(body.get("kind")), body.get("value"))
+    voters = _votes(log.store, run, wait)
+    if wait.need <= 1 or len(voters) < wait.need:
+        return None
+    voted = [message.at_us for message in log.store.inbox(run, name=inbox.VOTE)]
+    return PendingAnswer(", ".join(voters), max(voted, default=log.state(run).fold.facts.changed_at), "approve", None)
+
+
+def pending_answers(log: Log, run: str) -> dict[str, str]:
+    """The answers that a run has not taken, in words, by the steps that asked."""
+    state = log.state(run)
+    found = ((step, pending_answer(log, run, wait)) for step, wait in state.fold.facts.waits.items())
+    return {step: answer.text(state) for step, answer in found if answer is not None}
+
+
+def _votes(store: Store, run: str, wait: Wait | facts.Wait) -> tuple[str, ...]:
     """The approvers so far, with those whose votes are still in the inbox."""
     if wait.need <= 1:
         return wait.votes

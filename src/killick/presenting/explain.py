@@ -6,7 +6,7 @@ A pure function of a timeline. What happened to a step is shown by the same line
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
@@ -97,14 +97,16 @@ def why(
     zone: tzinfo | None = UTC,
     chars: int = 160,
     abandoned: bool = False,
+    answers: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Returns lines about a step; without a number, about the run and its current step. Unknown number: none.
 
     zone       the time zone of displayed times; None: UTC, and each says so
     chars      the maximum length of a displayed value
     abandoned  whether the run's process is known to be dead
+    answers    the answers that the run has not taken yet, by step
     """
-    facts = _Facts(timeline, zone, chars, abandoned=abandoned)
+    facts = _Facts(timeline, zone, chars, answers or {}, abandoned=abandoned)
     step = timeline.at_work if number is None else timeline.step(number)
     if number is None:
         return list(facts.run(step))
@@ -114,8 +116,10 @@ def why(
 class _Facts:
     """The facts of one timeline. Shows values for the lines of `steps`."""
 
-    def __init__(self, timeline: Timeline, zone: tzinfo | None, chars: int, *, abandoned: bool) -> None:
-        self.timeline, self.zone, self.chars, self.abandoned = timeline, zone, chars, abandoned
+    def __init__(
+        self, timeline: Timeline, zone: tzinfo | None, chars: int, answers: Mapping[str, str], *, abandoned: bool
+    ) -> None:
+        self.timeline, self.zone, self.chars, self.abandoned, self.answers = timeline, zone, chars, abandoned, answers
         self.all = list(timeline.steps())
         bound = (moment.event for moment in self.moments(e.ContractBound))
         self.contracts = {event.digest: event.name for event in bound if isinstance(event, e.ContractBound)}
@@ -212,6 +216,8 @@ class _Facts:
         yield from self.known(step, with_input=with_input)
         yield from self.reason(step)
         yield from self.course(step)
+        if (answer := self.answers.get(step.number)) is not None:
+            yield _sentence(f"{answer}.")
         yield from self.next(step)
 
     def call(self, step: Step) -> str:
@@ -346,9 +352,9 @@ class _Facts:
             return
         if step.status == "delayed":
             yield self.line("retry", at=step.delayed_until)
-        elif step.status in ("waiting", "in_doubt") and tl.held_back is None:
+        elif step.status in ("waiting", "in_doubt") and tl.held_back is None and step.number not in self.answers:
             yield self.waits_on(step)
-        elif not self.abandoned and tl.ended_at is None and tl.held_back is None:
+        elif step.number not in self.answers and not self.abandoned and tl.ended_at is None and tl.held_back is None:
             yield self.line("open")
         yield from self.held_up()
 

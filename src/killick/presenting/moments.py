@@ -7,7 +7,16 @@ from itertools import pairwise
 from typing import Any, Final
 
 from killick.engine.control.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE
-from killick.history.phrasing import counted, entries_of, lapse_text, page_text, process, snapshot, workspace_text
+from killick.history.phrasing import (
+    build_text,
+    counted,
+    entries_of,
+    lapse_text,
+    page_text,
+    process,
+    snapshot,
+    workspace_text,
+)
 from killick.history.timeline_parts import Entry, Moment
 from killick.model import events as e
 from killick.model import page_events
@@ -52,7 +61,7 @@ def line(moment: Moment, shows: Shows) -> Phrase:
         case e.ForkMade():
             return Phrase(f"forked{by} as {event.run}", "change")
         case e.RunTaken():
-            build = " ".join(filter(None, (event.build.version, event.build.commit)))
+            build = build_text(event.build)
             return Phrase(f"leased by {process(event.holder)}{f', build {build}' if build else ''}", "busy")
         case e.LeaseLapsed():
             return Phrase(f"died: {lapse_text(event)}", "bad")

@@ -205,7 +205,6 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     )  # fmt: skip
 
 
-def revived(count: int, resume: str) -> str:
-    """Why abandoned runs stopped, and the command that continues them."""
-    died = "its process died" if count == 1 else "their processes died"
-    return f"{died}. Run `{resume}`, or start a worker"
+def revived(count: int, move: str) -> str:
+    """Why abandoned runs stopped, and what continues them."""
+    return f"{'its process' if count == 1 else 'their processes'} died. {move[:1].upper()}{move[1:]}"

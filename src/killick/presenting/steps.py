@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from killick.history.timeline_parts import Attempt, Step, Wait, transition
 from killick.model.failure import Failure, Frame
 from killick.presenting import approvals
 from killick.presenting.phrase import Phrase, Shows, remark
+from killick.window.messages import is_list, read, shape_of
 
 _SETTLED: Final = {"happened": "it happened", "did_not_happen": "it did not happen", "stopped": "stop"}
 _FOREIGN: Final = (
@@ -95,9 +97,37 @@ def about(step: Step, shows: Shows) -> Iterator[Phrase]:
     because = step.decision.because if step.decision is not None else step.because
     if because:
         yield Phrase("because ", "quiet").add(shows.value(because), "quote")
-    yield from attempts(step)
     yield from approvals.asked_lines(step)
+    yield from attempts(step)
     yield from approvals.ended_lines(step)
+
+
+def refused_calls(steps: Iterable[Step]) -> dict[str, str]:
+    """Why calls that a model chose never became steps, by the numbers of their decisions. The next model call of the
+    same branch has the reasons: its last results answer the decisions, in their order."""
+    refused: dict[str, str] = {}
+    chosen: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for step in steps:
+        branch = step.number.rpartition(".")[0]
+        if step.decision is not None and step.decision.by == "model":
+            chosen[branch][step.number] = step.decision.choice
+        elif step.sort == "model":
+            waiting = chosen.pop(branch, {})
+            results = _results(step)[-len(waiting) :] if any(choice is not None for choice in waiting.values()) else []
+            pairs = zip(waiting.items(), results, strict=False) if len(results) == len(waiting) else ()
+            refused |= {number: text for (number, choice), text in pairs if choice is not None}
+        elif (last := next(reversed(chosen[branch]), None)) is not None and chosen[branch][last] == step.name:
+            chosen[branch][last] = None  # the call became this step
+    return {number: " ".join(text.split()[1:]) for number, text in refused.items() if text.startswith("error: ")}
+
+
+def _results(step: Step) -> list[str]:
+    """The results of tools that were sent to a model."""
+    sent = entries_of(step.given).get("messages") or entries_of(step.given).get("input")
+    shape = shape_of(sent) if is_list(sent) else None
+    if shape is None or not is_list(sent):
+        return []
+    return [part.text for message in sent for part in read(message, shape).parts if part.is_result]
 
 
 def afterwards(step: Step, shows: Shows) -> Iterator[Phrase]:

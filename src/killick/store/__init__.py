@@ -64,7 +64,7 @@ def _kind(url: str) -> Callable[..., Store]:
         return RedisStore
     if "://" in url and scheme != "sqlite":
         known = "use sqlite:///path, a path, postgresql://host/database, redis://host/0, or memory:"
-        raise StoreUnavailable(f"{scheme}:", f"no store has the scheme {scheme!r}; {known}")
+        raise StoreUnavailable(scheme, f"no store has the scheme {scheme!r}; {known}")
     return SqliteStore
 
 

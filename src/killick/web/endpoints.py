@@ -6,6 +6,7 @@ A page is a template over the document of its API route: a person and a program 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
@@ -228,7 +229,7 @@ def _asked(kind: type[A], request: Request) -> A:
     try:
         return msgspec.convert(given, ready(kind), strict=False)
     except msgspec.ValidationError as error:
-        raise Problem(400, f"a parameter does not fit: {error}", code="parameter_refused") from None
+        raise Problem(400, f"a parameter does not fit: {_misfit(kind, error)}", code="parameter_refused") from None
 
 
 @cache
@@ -264,9 +265,17 @@ def _body(kind: type[B], request: Request, body: bytes) -> B:
     try:
         return msgspec.json.decode(body, type=ready(kind))
     except msgspec.ValidationError as error:
-        raise Problem(422, f"the body does not fit: {error}", code="body_refused") from None
+        raise Problem(422, f"the body does not fit: {_misfit(kind, error)}", code="body_refused") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, f"the body is no JSON: {error}", code="not_json") from None
+
+
+def _misfit(kind: type[msgspec.Struct], error: msgspec.ValidationError) -> str:
+    """An error, with the values that a field takes where another one was given."""
+    named = re.fullmatch(r"Invalid enum value .* - at `\$\.(\w+)`", str(error))
+    types = [each.type for each in msgspec.structs.fields(kind) if named is not None and each.encode_name == named[1]]
+    allowed = [value for each in types for value in get_args(each) if isinstance(value, str)]
+    return f"{error}; it is one of {', '.join(allowed)}" if allowed else str(error)
 
 
 def _key(request: Request) -> str | None:

@@ -6,16 +6,13 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
-from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from killick.check.checker import STORIES_MAX, Case, case_like, check
@@ -116,7 +113,7 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
 
         report = check(case, stories_max=most, progress=tell, processes=os.cpu_count() or 1)
     if not shell.json:
-        shell.out.print(rendered(report, clock.monotonic() - begun))
+        shell.print(*rendered(report, clock.monotonic() - begun, shell.out.width))
     return report
 
 
@@ -143,8 +140,8 @@ def _with_timeout(case: Case) -> Generator[None]:
         logger.setLevel(level)
 
 
-def rendered(report: Report, seconds: float) -> RenderableType:
-    """The report as people read it."""
+def rendered(report: Report, seconds: float, width: int) -> Iterator[Text]:
+    """The report as people read it, in lines."""
     asked = f", {counted(report.questions, 'question')}" if report.questions else ""
     rate = f"\n{paint.span(seconds * 1_000_000)}, {report.stories / max(seconds, 0.001):.0f} a second"
     lines = {
@@ -157,17 +154,19 @@ def rendered(report: Report, seconds: float) -> RenderableType:
     if report.sampled:
         sampled = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
         lines["sampled"] = Text(sampled, style="dim")
-    head = Table.grid(padding=(0, 2, 0, 0))
+    yield Text()
     for name, line in lines.items():
-        head.add_row(Text(f"  {name}", style="dim"), line)
-    parts: list[RenderableType] = ["", head]
+        yield from paint.labelled(f"  {name:<{max(map(len, lines))}}  ", line.split("\n"), width)
     for finding in report.findings:
-        parts += ["", *_found(finding)]
-    parts += ["", *([Text(f"  {report.cut_short}", style="yellow")] if report.cut_short else []), _verdict(report), ""]
-    return Group(*parts)
+        yield Text()
+        yield from _found(finding, width)
+    yield Text()
+    if report.cut_short:
+        yield Text(f"  {report.cut_short}", style="yellow")
+    yield from (_verdict(report), Text())
 
 
-def _found(finding: Finding) -> list[RenderableType]:
+def _found(finding: Finding, width: int) -> Iterator[Text]:
     sign, style = ("✗", "bold red") if finding.weight == "fault" else ("!", "bold yellow")
     title = Text.assemble((f"{sign} ", style), (finding.title, "bold"), "  ", (finding.where, "cyan"))
     lines = [Text(finding.why)]
@@ -175,7 +174,9 @@ def _found(finding: Finding) -> list[RenderableType]:
         times = "once" if finding.times == 1 else f"{finding.times} times"
         lines.append(Text(f"Seen {times}, first when {finding.seen}.", style="dim"))
     lines.append(Text.assemble(("Write: ", "dim"), (finding.fix, "green")))
-    return [Padding(title, (0, 0, 0, 2), expand=False), *(Padding(line, (0, 0, 0, 6), expand=False) for line in lines)]
+    yield from paint.wrapped(Text("  "), title, width)
+    for line in lines:
+        yield from paint.wrapped(Text(" " * 6), line, width)
 
 
 def _reached(reached: Reached) -> Text:

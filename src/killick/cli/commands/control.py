@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from rich.text import Text
@@ -15,23 +13,15 @@ from killick.cli.commands.inbox import refuse_ended
 from killick.cli.commands.run import RunTarget, drive
 from killick.cli.context import HOSTED, Shell, by_option, command, grace_option, run_argument, value_of, who_options
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.live_worker import claimed_by
 from killick.cli.selection import Selection, select, selecting
 from killick.engine.views import Listed
 from killick.errors import KillickError, RunBusy
 from killick.history.phrasing import counted, process
-from killick.log.log import Log
-from killick.model import events as e
 from killick.model.facts import LIVE
 from killick.presenting import previews
 from killick.presenting.previews import RunPreview, Will
-from killick.store.records import OWN_AGENTS, RunQuery
-
-CLAIM_SECONDS: Final = 2.0
-"""How long a resumed run waits for a worker that may live, before it is executed here."""
-
-TAKERS_MAX: Final = 20
-LAST_EVENTS: Final = 200
-"""The newest runs of an agent, and the last events of each, that are read to find a live worker."""
+from killick.store.records import OWN_AGENTS
 
 
 @dataclass(frozen=True)
@@ -188,7 +178,7 @@ def _continued(shell: Shell, run: str) -> tuple[list[RunTarget], str]:
     state = shell.log.state(run)
     if state.fold.facts.hosted:
         return [], f"to continue: {HOSTED}"
-    if (holder := _claimed_by(shell, run, state.agent)) is not None:
+    if (holder := claimed_by(shell, run, state.agent)) is not None:
         return [], f"{process(holder)} continues it"
     why = "no live worker takes it"
     try:
@@ -198,29 +188,6 @@ def _continued(shell: Shell, run: str) -> tuple[list[RunTarget], str]:
     if agent is not None:
         return [RunTarget(agent, None, state.input, run)], "continues here"
     return [], f"queued: {why}; start one with the code of {state.agent}: {shell.worker_for(state.agent)}"
-
-
-def _claimed_by(shell: Shell, run: str, agent: str) -> str | None:
-    """The worker that claims a due run; None if none does in time. Does not wait where no worker of the agent lives."""
-    store, clock = shell.store, shell.clock
-    takers = {_taken_by(shell.log, row.run) for row in store.runs(RunQuery(agent=agent), limit=TAKERS_MAX)}
-    may_live = not store.proves_life or any(store.lives(each) for each in takers if each is not None)
-    until = clock.monotonic() + (CLAIM_SECONDS if may_live else 0)
-    while not shell.is_held(run):
-        if clock.monotonic() >= until:
-            return None
-        time.sleep(clock.nap_seconds(0.02))
-    return shell.log.head(run).holder
-
-
-def _taken_by(log: Log, run: str) -> str | None:
-    """The process that leased a run last, if its head or its latest events say so."""
-    with suppress(KillickError):
-        head = log.head(run)
-        events = log.read(run, after=max(head.seq - LAST_EVENTS, 0), limit=LAST_EVENTS)
-        taken = (event.holder for _, event, _ in reversed(events) if isinstance(event, e.RunTaken))
-        return head.holder or next(taken, None)
-    return None
 
 
 # send -------------------------------------------------------------------------------------------

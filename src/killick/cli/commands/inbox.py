@@ -26,11 +26,13 @@ from killick.cli.context import (
     text_of,
 )
 from killick.cli.exit_codes import CommandFailed
+from killick.cli.live_worker import claimed_by
 from killick.client.inbox import addressed, addressees, agreement, everything
 from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
 from killick.engine.views import Wait, key_of, needs_value
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
+from killick.history.phrasing import process
 from killick.history.timeline import timeline
 from killick.presenting import approvals
 from killick.presenting.documents import Question, open_wait
@@ -236,34 +238,29 @@ def answer_command(
       killick answer refund_20 edit --set amount=100 --set to=Bob --by mia
     """
     run, waits = _open_waits(shell, wait)
-    given = None
     if verb is None:
         _ask(shell, wait, waits, by)
-        verb = "answered"
-    else:
-        verb = _verb(verb)
-        asked = waits[0] if len(waits) == 1 else None
-        try:
-            is_edit = bool(sets) or (verb == "edit" and asked is not None and asked.rule is not None)
-            given = _edit(asked, wait, verb, value, sets) if is_edit else _value(asked, value)
-            shell.client.answer(wait, verb, value=given, by=by, comment=comment)
-        except AlreadyAnswered:
-            raise
-        except AnswerRefused as refused:
-            raise CommandFailed(f"{refused}{_move(refused, asked, verb, value)}") from refused
-    _print_answered(shell, run, waits, wait, verb, by, given)
+        return
+    verb = _verb(verb)
+    asked, since = waits[0] if len(waits) == 1 else None, shell.log.head(run).seq
+    try:
+        is_edit = bool(sets) or (verb == "edit" and asked is not None and asked.rule is not None)
+        given = _edit(asked, wait, verb, value, sets) if is_edit else _value(asked, value)
+        shell.client.answer(wait, verb, value=given, by=by, comment=comment)
+    except AlreadyAnswered:
+        raise
+    except AnswerRefused as refused:
+        raise CommandFailed(f"{refused}{_move(refused, asked, verb, value)}") from refused
+    _print_answered(shell, run, asked, prompt.Given(verb, given, since), by)
 
 
-def _print_answered(
-    shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None, given: Any
-) -> None:
+def _print_answered(shell: Shell, run: str, one: Wait | None, given: prompt.Given, by: str | None) -> None:
     """Prints the answer, the number of approvals if it needs several, and the next step."""
-    answered = ", ".join(each.id for each in waits) or wait
-    one = waits[0] if len(waits) == 1 else None
+    answered, verb = one.id if one is not None else run, str(given.verb)
     voted = one if one is not None and one.need > 1 and verb == "approve" else None
     voters = tuple(dict.fromkeys((*voted.votes, str(by)))) if voted is not None else ()
     agreed = agreement(voted.need, voters) if voted is not None else ""
-    following = (approvals.lacks(one, by, verb) if one is not None else None) or _next(shell, run)
+    following = (approvals.lacks(one, by, verb) if one is not None else None) or _next(shell, run, given.since)
     if shell.json:
         data = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
         shell.emit({**data, "agreed": voters} if agreed else data)
@@ -271,7 +268,7 @@ def _print_answered(
     line = Text().append(answered, style="bold cyan").append(f"  {verb}", style="green")
     if one is not None and one.rule is not None:
         # The call as it was when it was answered, which may be another one than an older screen shows.
-        line.append(approvals.answered(one, verb, given))
+        line.append(approvals.answered(one, verb, given.value))
     shell.print(line.append(f": {agreed}" if agreed else ""))
     shell.note(following)
 
@@ -335,12 +332,18 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
     for each in waits:
         if (refused := approvals.why_not(shell.client, each, by)) is not None:
             raise CommandFailed(f"{each.id}: {refused}; --by says who answers")
-        if not prompt.ask_one(shell.client, each, by=by):
+        if (given := prompt.ask_one(shell.client, each, by=by)) is None:
             raise CommandFailed(f"{each.id}: not answered; it still waits")
+        if given.verb is not None:
+            _print_answered(shell, each.run, each, given, by)
 
 
-def _next(shell: Shell, run: str) -> str:
-    """How a run continues after an answer or a message."""
+def _next(shell: Shell, run: str, since: int) -> str:
+    """How a run continues after an answer: a live worker does, or a person types the command."""
+    state = shell.log.state(run)
+    is_free = shell.store.proves_life and state.status == "waiting" and not state.fold.facts.hosted
+    if is_free and (holder := claimed_by(shell, run, state.agent, since=since)) is not None:
+        return f"{process(holder)} continues it"
     return approvals.continues(shell.client, run, shell.next_move(run))
 
 
@@ -359,7 +362,7 @@ def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
     """
     refuse_ended(shell, run)
     shell.client.say(run, text_of(text), by=by)
-    shell.note(f"{run}: sent; {_next(shell, run)}")
+    shell.note(f"{run}: sent; {approvals.continues(shell.client, run, shell.next_move(run))}")
 
 
 def refuse_ended(shell: Shell, run: str) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, agent_option, command, limit_option, since_option, tag_option
+from killick.cli.context import HOSTED, Shell, agent_option, command, limit_option, since_option, tag_option
 from killick.cli.exit_codes import CommandFailed
 from killick.history import listing
 from killick.history.listing import About, Line
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 
     @property
     def document(self) -> ListedRun:
-        return ListedRun.of(run_summary(self.line), next=self.next)
+        return ListedRun.of(run_summary(self.line), next=None if self.next == HOSTED else self.next)
 
 
 class ListedRun(RunSummary, frozen=True, kw_only=True):
@@ -141,11 +141,13 @@ class Listing:
         return sorted(found, key=_urgency) if urgent else found
 
     def _seen(self, line: Line) -> Seen:
-        about = "; ".join(text for text in map(_about_text, line.about) if text)
+        about = "; ".join(text for text in map(about_text, line.about) if text)
         if line.status == "broken" and about != KEY_DESTROYED:
             about = f"{about}; {self.shell.typed('store', 'verify', line.run)}"
-        following = self.shell.typed("resume", line.run) if _is_stuck(line) else None
-        return Seen(line, f"due; {about}" if line.due else about, following)
+        hosted = line.hosted and line.status == "abandoned"
+        following = self.shell.resumes(line.run, hosted=hosted) if _is_stuck(line) else None
+        is_answered = any(each.kind == "answered" for each in line.about)
+        return Seen(line, f"due; {about}" if line.due and not is_answered else about, following)
 
     def counts(self) -> Counter[str]:
         """How many there are of each status, of those that match in all else. The index counts no broken runs, so
@@ -164,9 +166,11 @@ class Listing:
             if counts[name]:
                 line.append(" · " if line else "").append(f"{counts[name]} {style.status(name)}", style.STYLES[name])
         if moves and counts["abandoned"]:
-            found = [each.line.run for each in seen if each.line.status == "abandoned"]
-            resume = self.shell.typed("resume", found[0] if len(found) == counts["abandoned"] == 1 else "RUN")
-            line.append(f": {revived(counts['abandoned'], resume)}")
+            found = [each for each in seen if each.line.status == "abandoned"]
+            one = found[0].next if len(found) == counts["abandoned"] == 1 else None
+            move = one or self.shell.resumes("RUN", hosted=bool(found) and all(each.line.hosted for each in found))
+            then = move if move == HOSTED else f"Run `{move}`, or start a worker"
+            line.append(f": {revived(counts['abandoned'], then)}")
         matching = sum(count for name, count in counts.items() if name in (self.wanted.query.status or counts))
         if len(shown) < matching:
             more = f"{len(shown)} of {matching} shown; --all shows the rest"
@@ -194,7 +198,7 @@ def _urgency(seen: Seen) -> int:
     return _URGENT.index(seen.line.status) if seen.line.status in _URGENT else len(_URGENT)
 
 
-def _about_text(about: About) -> str:
+def about_text(about: About) -> str:
     """A run's wait, in the terminal's time zone."""
     match about.kind:
         case "worker":
@@ -202,7 +206,7 @@ def _about_text(about: About) -> str:
         case "time":
             return f"until {style.moment(about.at_us or 0)[:16]}"
         case "crash" if about.at_us is not None:
-            return f"{about.text}; a worker tries again at {style.moment(about.at_us)[11:]}"
+            return f"again at {style.moment(about.at_us, date=False)}; {about.text}"
         case "backoff":
             return f"{about.text} at {style.moment(about.at_us or 0)[11:]}"
         case _:
@@ -211,8 +215,8 @@ def _about_text(about: About) -> str:
 
 # drawing ------------------------------------------------------------------------------------------
 
-HEADS: Final = ("RUN", "AGENT", "STATUS", "WHERE", "WAITS FOR", "CHANGED")
-ABOUT: Final = HEADS.index("WAITS FOR")
+HEADS: Final = ("RUN", "AGENT", "STATUS", "WHERE", "DETAILS", "CHANGED")
+ABOUT: Final = HEADS.index("DETAILS")
 _GIVE_WAY: Final = ((ABOUT, 24), (3, 12), (1, 8))
 """Which columns become narrower first where there is no room, and how far. A run's id and its status never do."""
 

@@ -25,7 +25,7 @@ from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import VOTE
 from killick.engine.views import key_of
 from killick.history import listing, run_info
-from killick.history.phrasing import counted, process
+from killick.history.phrasing import build_text, counted, process
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Moment, Wait
 from killick.log import boundaries
@@ -159,11 +159,14 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
         yield "crashed", [Text(f"{about.text.removeprefix('crashed: ')}{again}", style="red")]
     if tl.held_back is not None:
         yield "held", [style.text(moments.line(tl.held_back, page))]
-    waits = [line for wait in tl.waits for line in _waits(shell, page, wait)]
+    answers = run_info.pending_answers(shell.log, tl.run) if live else {}
+    waits = [line for wait in tl.waits for line in _waits(shell, page, wait, answers.get(wait.step))]
     for step in tl.steps() if tl.ended_at is None else ():
         if step.status == "delayed" and step.delayed_until is not None:
             what = f"attempt {len(step.attempts) + 1} of step {step.number}, {step.name}"
             waits.append(Text(f"{_until(step.delayed_until, now)}, for {what}"))
+    if not waits and tl.status == "waiting" and tl.state.fold.facts.hosted:
+        waits.append(Text(listing.IDLE))
     if waits:
         yield "waits", waits
     if status == "broken":
@@ -186,8 +189,8 @@ def _where(tl: Timeline, now_us: int) -> list[str]:
     return [*place, f"{named}since {style.moment(since)} ({style.ago(since, now_us)})"]
 
 
-def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
-    """A wait: its question, its addressees, and its deadline."""
+def _waits(shell: Shell, page: Page, wait: Wait, answer: str | None) -> Iterator[Text]:
+    """A wait: its question, its addressees, and its deadline; or its answer, if the run has not taken it yet."""
     now, about = page.now_us, [f"since {style.moment(wait.opened_at)}"] if len(page.timeline.waits) > 1 else []
     match wait.waits_for:
         case "time":
@@ -196,6 +199,10 @@ def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
             yield Text("for a message ").append(wait.name, style="bold")
         case "child":
             yield Text("for ").append(wait.name, style="bold").append_text(_child(shell, wait.name))
+        case _ if answer is not None:
+            asked = asked_of(wait) if wait.rule is None else argument_edits.call(wait.intention)
+            yield Text(asked, style="bold").append(f": {answer}", style="not bold green")
+            return
         case _ if wait.rule is not None:
             yield from _approval(shell, page, wait)
         case _:
@@ -247,8 +254,9 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
         return [Text.assemble("fix the code, then  ", (shell.continue_command(tl.run, tl.agent), "bold green"))]
     if status in ("failed", "paused", "abandoned") or tl.held_back is not None:
-        worker = ("  or start a worker", "dim") if status == "abandoned" else ""
-        return [Text.assemble((shell.typed("resume", tl.run), "bold green"), worker)]
+        hosted = status == "abandoned" and tl.state.fold.facts.hosted
+        worker = ("  or start a worker", "dim") if status == "abandoned" and not hosted else ""
+        return [Text.assemble((shell.resumes(tl.run, hosted=hosted), "bold green"), worker)]
     index = shell.store.index(tl.run)
     is_due = index is not None and index.wake_at_us is not None and index.wake_at_us <= now_us
     if is_due and not _is_only_voted(shell, tl, now_us):
@@ -290,7 +298,7 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     facts = {
         "parent": tl.parent and f"{tl.parent}, step {tl.parent_step}", "forked from": tl.forked_from,
         "continued as": tl.renewed_as, "priority": tl.priority or None, "tags": ", ".join(tags),
-        "build": " ".join(filter(None, (tl.build.version, tl.build.commit))),
+        "build": build_text(tl.build),
         "last held by": process(tl.holder) if tl.holder else None,
         "generation": tl.generation or None, "events": tl.seq,
     }  # fmt: skip
@@ -320,7 +328,9 @@ def display_status(log: Log, run: str, status: str) -> str:
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
     abandoned = live and display_status(shell.log, found.run, found.status) == "abandoned"
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
-    text = why(found, number or None, zone=zone, chars=WHOLE if full else 160, abandoned=abandoned)
+    answers = run_info.pending_answers(shell.log, found.run) if live else {}
+    chars = WHOLE if full else 160
+    text = why(found, number or None, zone=zone, chars=chars, abandoned=abandoned, answers=answers)
     if not text:
         steps = [step.number for step in found.steps()]
         there = f"it has {steps[0]} to {steps[-1]}" if steps else "it has taken none yet"

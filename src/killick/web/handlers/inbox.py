@@ -5,7 +5,7 @@ An answer is the caller's own and bound to the displayed question: an old screen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
@@ -14,10 +14,10 @@ from msgspec.structs import asdict
 from killick.client import inbox as asked
 from killick.client.client import Client
 from killick.engine.approval import argument_edits
-from killick.engine.control.inbox import ANSWER, VOTE, Verb, answer_id, body_of
+from killick.engine.control.inbox import ANSWER, VOTE, Verb, body_of
 from killick.engine.views import Wait
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused
-from killick.history.run_info import waits_of
+from killick.history.run_info import pending_answer, waits_of
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import Erased
@@ -144,7 +144,7 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
         questions = (*named, *questions)
     return Inbox(
         questions=questions,
-        answered=tuple(_answered(client, wait) for wait in done[:ANSWERED_MAX]),
+        answered=tuple(_answered(client, done[:ANSWERED_MAX])),
         runs=tuple(dict.fromkeys(each.run for each in questions)),
         to=wanted.to, mine=wanted.mine, asks=wanted.asks, one=wanted.wait, gone=gone, next=found.next,
     )  # fmt: skip
@@ -162,7 +162,7 @@ def _named(client: Client, wait: str, person: str) -> tuple[tuple[InboxQuestion,
     run, _, step = wait.rpartition(":")
     state = client.state(run)
     found = [each for each in waits_of(client.runtime.store, state) if each.step == step and each.waits_for in _PEOPLE]
-    if not found or _is_answered(client, found[0]):
+    if not found or pending_answer(client.runtime.log, run, found[0]) is not None:
         return (), _gone(client, run, step, state)
     return tuple(question(client, each, person) for each in found), None
 
@@ -198,22 +198,14 @@ def _tried(client: Client, state: State, step: Step | None) -> OpenAttempt | Non
     )  # fmt: skip
 
 
-def _is_answered(client: Client, wait: Wait) -> bool:
-    answer = answer_id(wait.run, wait.step, wait.opened)
-    return wait.is_agreed or any(each.id == answer for each in client.runtime.store.inbox(wait.run, name=ANSWER))
-
-
-def _answered(client: Client, wait: Wait) -> AnsweredQuestion:
-    """Who answered a wait, as far as its run has not taken it."""
-    answer = answer_id(wait.run, wait.step, wait.opened)
-    there = [each for each in client.runtime.store.inbox(wait.run, name=ANSWER) if each.id == answer]
-    there = there or client.runtime.store.inbox(wait.run, name=VOTE)
-    body: Mapping[str, Any] = body_of(client.runtime.log, there[-1]) if there else {}
-    return AnsweredQuestion.of(
-        wait, wait=wait.id, by=there[-1].by if there else ", ".join(wait.votes),
-        at_us=there[-1].at_us if there else wait.since_us, verb=str(body.get("kind", "approve")),
-        prompt=argument_edits.call(wait.intention) if wait.rule is not None else wait.prompt,
-    )  # fmt: skip
+def _answered(client: Client, waits: Iterable[Wait]) -> Iterator[AnsweredQuestion]:
+    """Who answered each wait, as far as its run has not taken the answer."""
+    for wait in waits:
+        if (found := pending_answer(client.runtime.log, wait.run, wait)) is not None:
+            prompt = argument_edits.call(wait.intention) if wait.rule is not None else wait.prompt
+            yield AnsweredQuestion.of(
+                wait, wait=wait.id, by=found.by, at_us=found.at_us, verb=found.verb, prompt=prompt
+            )
 
 
 def _gone(client: Client, run: str, step: str, state: State) -> str:
