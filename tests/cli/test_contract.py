@@ -16,7 +16,7 @@ from killick.presenting.contracts import words
 claims = killick.Contract(
     "claims",
     [
-        rules.allow("assess", "pay", "send_letter"),
+        rules.allow("assess", "pay", "post_the_letter"),
         rules.arguments("pay", amount={"type": "integer", "min": 1, "max": 5_000}, name="sums"),
         rules.arguments("pay", amount={"max": 1_000}, name="large sums", ask="managers"),
         rules.after("pay", "assess"),
@@ -146,7 +146,7 @@ def test_the_rules_are_told_in_plain_words_of_a_file_an_agent_and_a_run(cli: Cli
     assert of_agent == of_name
     assert of_agent.splitlines()[1].strip() == f"sha256 {claims.digest}"
     assert "managers are mia and max" in of_agent
-    assert "no tool is called send_letter; declare it, or mend the rule" in of_agent
+    assert "no tool is called post_the_letter; " in " ".join(of_agent.split())
     _, of_run, _ = cli("show", "claim_7")
     assert "claims  4 rules, in force since event" in of_run
     assert of_run.splitlines()[1:] == of_agent.splitlines()[1:]

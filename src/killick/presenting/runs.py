@@ -23,7 +23,6 @@ from killick.presenting.documents import (
     recorded_wait,
     step_fields,
 )
-from killick.presenting.explain import why
 from killick.store.records import KEY_DESTROYED, shown_tags
 
 
@@ -173,6 +172,8 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     step = tl.at_work
     number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
     named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
+    from killick.presenting.explain import why  # a list of runs needs none of it
+
     lines = why(tl, zone=None, abandoned=status == "abandoned")
     following = lines[-1] if lines else ""
     since = tl.waits[0].opened_at if tl.waits else tl.changed_at

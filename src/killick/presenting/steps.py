@@ -14,7 +14,6 @@ from killick.history.timeline_parts import Attempt, Step, Wait, transition
 from killick.model.failure import Failure, Frame
 from killick.presenting import approvals
 from killick.presenting.phrase import Phrase, Shows, remark
-from killick.window.messages import is_list, read, shape_of
 
 _SETTLED: Final = {"happened": "it happened", "did_not_happen": "it did not happen", "stopped": "stop"}
 _FOREIGN: Final = (
@@ -124,6 +123,8 @@ def refused_calls(steps: Iterable[Step]) -> dict[str, str]:
 def _results(step: Step) -> list[str]:
     """The results of tools that were sent to a model."""
     sent = entries_of(step.given).get("messages") or entries_of(step.given).get("input")
+    from killick.window.messages import is_list, read, shape_of  # most runs have no such call
+
     shape = shape_of(sent) if is_list(sent) else None
     if shape is None or not is_list(sent):
         return []
