@@ -216,7 +216,7 @@ def test_what_nobody_waits_for_is_committed_all_the_same() -> None:
     log.close()
 
 
-def test_what_another_process_would_do_again_has_the_time_of_a_turn() -> None:
+def test_what_another_process_would_do_again_waits_longer_for_the_next_commit() -> None:
     log = Log(Watched())
     handle = begin(log, "run_1")
     committer = log.committer

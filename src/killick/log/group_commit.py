@@ -163,7 +163,7 @@ class Committer(ForkedMutex):
 
     def submit(self, *tickets: Ticket, urgent: bool = False, happens_again: bool = False) -> None:
         """Write-behind: commits with the next commit of any run, or by itself within two milliseconds. What another
-        process would do again, such as taking a run or its message, is no loss: it waits for the run's next append."""
+        process would do again, such as taking a run or its message, is no loss: it waits longer for the next commit."""
         with self._mutex:
             for ticket in tickets:
                 self._refuse_closed(ticket.item.run)
