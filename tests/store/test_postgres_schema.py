@@ -229,7 +229,7 @@ def test_a_url_without_a_host_is_opened_as_libpq_does() -> None:
 
 def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "killick.store.postgres.store", None)
-    with pytest.raises(StoreUnavailable, match=r"pip install 'killick\[postgres\]'"):
+    with pytest.raises(StoreUnavailable, match=r"pip install '\.\[postgres\]'"):
         open_store("postgresql://host/db")
 
 
