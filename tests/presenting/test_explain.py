@@ -340,7 +340,7 @@ def test_long_values_are_cut_and_times_have_the_zone_that_is_asked_for() -> None
         (
             [(e.RunPaused(at=at(9), by="ops"), {"because": "the month is closing"})],
             {},
-            "The run was paused 2026-03-02 09:00:09 by ops: “the month is closing”. Nothing happens until a person",
+            "The run was paused at 2026-03-02 09:00:09 by ops: “the month is closing”. Nothing happens until a person",
         ),
         (
             [taken(0), (e.RunDiverged(at=at(9), step="2"), {"recorded": "pay(1)", "found": "mail(2)", "builds": []})],

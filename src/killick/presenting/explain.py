@@ -61,7 +61,7 @@ LINES: Final = {
     "failed": "The run failed {at} with {failure}[; undone: {undone}][; not undone: {left}].",
     "cancelled": "The run was cancelled {at}.",
     "resume": "Nothing more happens until a person resumes the run.",
-    "RunPaused": "The run was paused {at} by {by}[: {because}]. Nothing happens until a person resumes it.",
+    "RunPaused": "The run was paused at {at} by {by}[: {because}]. Nothing happens until a person resumes it.",
     "RunDiverged": "The code diverged {at} at step {step}: the log has {recorded}, and the code has {found}. "
     "Nothing happens until the code is fixed and a person resumes the run.",
     "RunQuarantined": "Its process died {deaths} in a row. Nothing happens until a person resumes or cancels the run.",
