@@ -145,6 +145,7 @@ def test_the_inbox_is_a_list_and_the_chosen_question_and_the_address_says_which(
         page.keyboard.press("j")
         expect(page.get_by_role("article")).to_have_attribute("aria-label", order[1])
         page.keyboard.press("j")
+        expect(page.get_by_role("article")).to_have_attribute("aria-label", order[2])
         page.keyboard.press("k")
         expect(page.get_by_role("article")).to_have_attribute("aria-label", order[1])
         page = window.goto("/inbox?wait=claim-18:5")
