@@ -145,14 +145,13 @@ def test_the_inbox_is_a_list_and_the_chosen_question_and_the_address_says_which(
         shown = page.get_by_role("article")
         expect(shown).to_contain_text("the agent’s reason")
         expect(shown).to_contain_text("is called with these arguments, and the run continues")
-        page.keyboard.press("r")
-        expect(shown.get_by_role("button", name="Reject")).to_be_focused()
+        waiting = rows.count()
         bar, at = shown.locator(".answer-bar").bounding_box(), page.viewport_size
         assert bar is not None
         assert at is not None
         assert bar["y"] + bar["height"] <= at["height"]
-        page.keyboard.press("Enter")
-        expect(rows).to_have_count(len(order) - 1)
+        shown.get_by_role("button", name="Reject").click()
+        expect(rows).to_have_count(waiting - 1)
         expect(page.get_by_role("article")).to_have_count(1)
         expect(page).not_to_have_url(re.compile("claim-18"))
     assert [wait.id for wait in kd.inbox(answered=True)] == ["claim-18:5"]
