@@ -141,6 +141,10 @@ def test_the_inbox_is_a_list_and_the_chosen_question_and_the_address_says_which(
         expect(page.get_by_role("article")).to_have_count(1)
         expect(page.get_by_role("article")).to_have_attribute("aria-label", "letter-3:1")
         expect(page).to_have_url(re.compile("wait=letter-3%3A1"))
+        order = [str(row.get_attribute("data-choose")) for row in rows.all()]
+        for key, chosen in (("j", 1), ("j", 2), ("k", 1)):
+            page.keyboard.press(key)
+            expect(page.get_by_role("article")).to_have_attribute("aria-label", order[chosen])
         page = window.goto("/inbox?wait=claim-18:5")
         shown = page.get_by_role("article")
         expect(shown).to_contain_text("the agent’s reason")

@@ -40,3 +40,8 @@ document.addEventListener("killick:sent", (event) => {
 
 // A question that comes in later does not take the place of the one that is being read.
 if (!NARROW.matches) choose(links().find((each) => each.ariaCurrent)?.dataset.choose);
+
+// An update that was asked for before a question was chosen is drawn after it: the address says which one it is.
+document.addEventListener("killick:drawn", () => {
+  if (!NARROW.matches) choose(new URLSearchParams(location.search).get("wait"));
+});
