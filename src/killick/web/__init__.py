@@ -1,1 +1,1 @@
-"""The web: a dashboard and an HTTP API over a store. Needs the extra: `pip install 'killick[web]'`."""
+"""The web: a dashboard and an HTTP API over a store. Needs the extra: `pip install '.[web]'`."""
