@@ -22,6 +22,7 @@ from warm import load_client
 
 TURNS: Final = 14
 PLACE: Final = {"path": Path()}
+_WHOLE: Final = "\x03"
 
 
 class Files(Far):
@@ -39,15 +40,16 @@ class Files(Far):
 
 
 def _line(name: str, text: str) -> None:
-    """Write a line in one call of the system: a kill from the thread that appends leaves no half of it."""
+    """Write a line with a mark at its end: a kill may interrupt even one write of several pages."""
     with (PLACE["path"] / name).open("ab", buffering=0) as file:
-        file.write(f"{text}\n".encode())
+        file.write(f"\n{text}{_WHOLE}".encode())
 
 
 def lines(name: str) -> list[str]:
-    """What is in a file of the far side."""
+    """The whole lines in a file of the far side."""
     path = PLACE["path"] / name
-    return path.read_text().splitlines() if path.exists() else []
+    found = path.read_text().splitlines() if path.exists() else []
+    return [line.removesuffix(_WHOLE) for line in found if line.endswith(_WHOLE)]
 
 
 async def model(**request: Any) -> Any:
