@@ -129,7 +129,8 @@ class Shape:
         self.hints: dict[str, Any] = {p.name: hints.get(p.name, Any) for p in given}
         self.returns: Any = hints.get("return", Any)
         self.is_plain: bool = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
-        self._names = tuple(p.name for p in given)
+        self._defaults: dict[str, Any] = {p.name: p.default for p in given}
+        self._required = {p.name for p in given if p.default is p.empty}
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arguments by name: all of them, as their declared types, and those that were given, as they are.
@@ -137,8 +138,10 @@ class Shape:
         TypeError, as for any call, if they misfit. Digests are of those given, so that neither a new default parameter
         nor another default changes one.
         """
-        if self.is_plain and not kwargs and len(args) == len(self._names):
-            arguments = given = dict(zip(self._names, args, strict=True))
+        arguments, given = self._defaults, dict(zip(self._defaults, args, strict=False), **kwargs)
+        is_complete = len(given) == len(args) + len(kwargs) and self._required <= given.keys() <= arguments.keys()
+        if is_complete and self.is_plain:
+            arguments = {**arguments, **given}
         else:
             try:
                 bound = self.signature.bind(*args, **kwargs)
@@ -185,7 +188,7 @@ class Shape:
     def restore(self, recorded: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
         """Recorded arguments as their declared types; process-local values come from the call."""
         restored = dict(live)
-        for name in self._names:
+        for name in self.hints:
             if name in recorded and not holds_secret(recorded[name]):
                 restored[name] = convert(recorded[name], self._hint(name), at=name)
         return restored
