@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import killick
+from faulty_store import faulty
 from killick.errors import StepFailed, StoreUnavailable
 from killick.log.group_commit import Committer
 from killick.model import events as e
+from killick.store import MemoryStore, Store
 from world import World
 
 WAIT_SECONDS = 300.0
@@ -123,6 +126,38 @@ def test_a_fork_that_is_made_while_its_parent_is_inside_the_payment_pays_two(wor
     fork = Held(other, other.fork("r", "start", effects="live").id)
     assert parent.let_go() == fork.let_go() == ["receipt 1", "receipt 2"]
     assert len(FAR) == 2
+
+
+@killick.agent(name="pays_to")
+async def pays_to(run: killick.Run, to: str) -> str:
+    return await run.call(pay, to)
+
+
+def test_forks_of_an_ended_run_see_each_other_whichever_operation_of_the_store_failed() -> None:
+    number = 1
+    while _siblings_paid(number):
+        number += 1
+    assert number > 10
+
+
+def _siblings_paid(fail_at: int) -> bool:
+    """Two forks, made while their parent was held, owe the same payment. False: the first needs fewer operations."""
+    FAR.clear()
+    clock = killick.clock.LeapingClock()
+    world = World(MemoryStore(clock=clock), clock)
+    try:
+        world.kd.start(pays_to, "ann", id="r")
+        parent = Held(world.kd, "r")
+        forks = [world.beside().fork("r", "start", input="bob", effects="live").id for _ in range(2)]
+        assert parent.let_go() == "receipt 1"
+        store = faulty(cast("Store", world.line), fail_at=fail_at)
+        with contextlib.suppress(StoreUnavailable), killick.Client(store, clock=clock, behind=False) as other:
+            other.advance(forks[0])
+        assert [world.bury(fork).advance(fork).result for fork in forks] == ["receipt 2"] * 2, fail_at
+        assert len(FAR) == 2
+        return store.failed is not None
+    finally:
+        world.close()
 
 
 def test_two_forks_of_a_run_that_died_in_doubt_each_pay_two(world: World) -> None:

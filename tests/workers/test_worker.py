@@ -20,12 +20,15 @@ import pytest
 import killick
 from killick.definitions.agents import AGENTS
 from killick.definitions.current import HERE
+from killick.engine import executor
 from killick.engine.execution import Branch
 from killick.engine.waits.waits import until_time
-from killick.errors import AgentUnknown
+from killick.errors import AgentUnknown, MessageGone, StoreUnavailable
 from killick.model import events as e
 from killick.workers import code_versions
-from killick.workers.worker import Worker, _WorkerControl
+from killick.workers import worker as worker_module
+from killick.workers.background import TaskControl
+from killick.workers.worker import Worker
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -334,15 +337,19 @@ async def test_a_run_that_cannot_be_begun_does_not_come_back_at_once(kd: killick
     assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["typed"]
 
 
-@on_loop
-async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: killick.Client) -> None:
+def rests(kd: killick.Client) -> None:
     @killick.agent(name="worker_rests")
-    async def rests(run: killick.Run) -> None:
+    async def resting(run: killick.Run) -> None:
         branch = HERE.get()
         assert isinstance(branch, Branch)
         await until_time(branch.execution, "1", kd.runtime.clock.now_us() + 3_600_000_000)
 
-    kd.start(rests, id="rests")
+    kd.start(resting, id="rests")
+
+
+@on_loop
+async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: killick.Client) -> None:
+    rests(kd)
     advanced = await kd.as_async().advance("rests")
     assert (advanced.status, advanced.wake_at_us) == ("running", None)
     assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["rests"]
@@ -362,6 +369,75 @@ async def test_a_fault_of_our_own_does_not_bring_a_run_back_at_once(kd: killick.
     tries = [record.killick for record in caplog.records if getattr(record, "killick", {}).get("what") == "claimed"]
     assert len(tries) == 1
     assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["faulty"]
+
+
+def held_back(caplog: Any) -> list[float]:
+    """For how long a worker held runs back, in turn."""
+    told = (getattr(record, "killick", {}) for record in caplog.records)
+    return [each["again_in_seconds"] for each in told if each.get("what") == "interrupted"]
+
+
+@on_loop
+async def test_a_run_whose_commits_are_refused_is_held_back_ever_longer(
+    kd: killick.Client, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_REST_SECONDS", (0.01, 0.05))
+    monkeypatch.setattr(executor, "_AGAIN_MAX", 2)
+    append, refuses = kd.runtime.store.append, [True]
+
+    def refusing(items: Any, **options: Any) -> Any:
+        if refuses:
+            raise MessageGone("refused", 1)
+        return append(items, **options)
+
+    kd.start(stepping, ["first"], id="refused")
+    monkeypatch.setattr(kd.runtime.store, "append", refusing)
+    with caplog.at_level("INFO", logger="killick.worker"):
+        async with kd.worker():
+            await until(lambda: len(held_back(caplog)) == 5)
+            refuses.clear()
+            await ended(kd, "refused")
+    assert held_back(caplog)[:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
+    claims = [record for record in caplog.records if getattr(record, "killick", {}).get("what") == "claimed"]
+    assert len(claims) == len(held_back(caplog)) + 1
+    assert CALLS == ["first"]
+
+
+@on_loop
+async def test_a_run_that_is_interrupted_after_each_of_its_steps_is_not_held_back_longer(
+    kd: killick.Client, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_REST_SECONDS", (0.01, 0.05))
+    names = [f"step-{number}" for number in range(6)]
+    append, refused = kd.runtime.store.append, set(names)
+
+    def refusing(items: Any, **options: Any) -> Any:
+        found = {name for name in refused for item in items for row in item.rows if name.encode() in (row.data or b"")}
+        if found:
+            refused.difference_update(found)
+            raise StoreUnavailable(kd.runtime.store.place, "failed on purpose")
+        return append(items, **options)
+
+    kd.start(stepping, names, id="flaky")
+    monkeypatch.setattr(kd.runtime.store, "append", refusing)
+    with caplog.at_level("INFO", logger="killick.worker"):
+        async with kd.worker():
+            await ended(kd, "flaky")
+    # The outcome of a step may be committed with the next one, and be lost with it.
+    assert len(held_back(caplog)) > 3
+    assert max(held_back(caplog)) <= 0.02
+
+
+@on_loop
+async def test_a_run_that_rests_on_nothing_on_record_is_held_back_ever_longer(
+    kd: killick.Client, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_REST_SECONDS", (0.01, 0.05))
+    rests(kd)
+    with caplog.at_level("INFO", logger="killick.worker"):
+        async with kd.worker():
+            await until(lambda: len(held_back(caplog)) == 5)
+    assert held_back(caplog)[:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
 
 
 @on_loop
@@ -695,7 +771,7 @@ async def test_a_worker_is_not_idle_if_a_trigger_worked_while_it_looked_for_due_
     kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Worker(kd.runtime, agents=[], duties=False)
-    control = _WorkerControl(worker, worker._duties).__enter__()
+    control = TaskControl(worker._duties, lambda: worker.stopping, worker._task_rested).__enter__()
     claim, looks, rests = worker._claim, 0, list[asyncio.Task[None]]()
 
     async def claim_while_a_trigger_ends(*args: Any) -> Any:

@@ -73,10 +73,6 @@ class Engine:
             logger.warning("%s", StillRunning(run, running))
         self.live.then(run, partial(self._release, run, kept))
 
-    def keeps(self, run: str) -> bool:
-        """Whether a run stays leased only because a call of it still runs here."""
-        return run in self._kept
-
     def take_over(self, run: str, *, seconds: float) -> tuple[Head, bool] | None:
         """Take over a run that is kept here: its head, and whether it was left in the middle. None if none is kept."""
         with self._mutex:

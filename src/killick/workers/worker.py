@@ -23,8 +23,9 @@ from killick.engine.outcome import RunOutcome
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
 from killick.log.writer import RunLog
 from killick.logger import get_logger
-from killick.store.records import OUTBOX_CHANGED, OWN_AGENTS, Claimed
+from killick.store.records import OUTBOX_CHANGED, OWN_AGENTS, Claimed, Head
 from killick.workers import hooks, trigger_runner
+from killick.workers.background import TaskControl
 from killick.workers.code_versions import resume_diverged
 from killick.workers.own_process import OwnProcess
 
@@ -79,12 +80,12 @@ class Worker:
         self._slots: dict[str, _Slot] = {}
         self._attending: dict[str, asyncio.Task[None]] = {}
         self._resting: set[asyncio.Task[None]] = set()
-        self._failures: Counter[str] = Counter()
+        self._refusals: dict[str, tuple[int, int, float]] = {}
         self._back_offs: dict[str, int] = {}
         self._undeclared: Counter[str] = Counter()
         self._store_errors = 0
         self._bell = asyncio.Event()
-        self._duties: dict[_WorkerControl, None] = {}
+        self._duties: dict[TaskControl, None] = {}
         self._task_rounds = 0
         self._draining = False
         self._serving: asyncio.Task[None] | None = None
@@ -288,16 +289,13 @@ class Worker:
             room=self._free_slots(),
         )
         if self._draining:  # it was stopped during the poll
-            await asyncio.to_thread(self._release_claim, claimed)
+            for each in claimed:
+                await asyncio.to_thread(runtime.engine.release, each.head.run, each.head.epoch, left=True)
             return []
         return [
             (each, ClaimedRun(each.head, since, self._lease_seconds, each.left, each.left_until_us, backs_off=True))
             for each in claimed
         ]
-
-    def _release_claim(self, claimed: Sequence[Claimed]) -> None:
-        for each in claimed:
-            self._runtime.engine.release(each.head.run, each.head.epoch, left=True)
 
     async def _yield_slots(self, executor: Executor) -> None:
         """All slots are taken: runs of lower priority yield theirs to more urgent ones that wait."""
@@ -325,6 +323,11 @@ class Worker:
     def _begin(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> None:
         row = claimed.row
         since = self._runtime.clock.monotonic()
+        if row.run in self._refusals and (seconds := self._refusals[row.run][2] - since) > 0:
+            resting = asyncio.get_running_loop().create_task(self._defer(claimed.head, seconds))
+            self._resting.add(resting)
+            resting.add_done_callback(self._resting.discard)
+            return
         work = self._advance(executor, claimed, claim, self._slots.get(row.run))
         task = asyncio.get_running_loop().create_task(work, name=f"killick {row.run}")
         slot = self._slots[row.run] = _Slot(row.run, row.agent, row.priority, since, task)
@@ -356,7 +359,10 @@ class Worker:
         except Exception as error:
             self._refused(claimed, error)
         else:
-            self._failures.pop(row.run, None)
+            if advanced is not None and advanced.status == "running" and not (advanced.left or advanced.crashed):
+                self._refused(claimed, KillickError("it waits for nothing that is on record"))
+                return
+            self._refusals.pop(row.run, None)
             if advanced is not None:
                 _log_outcome(row.agent, advanced)
                 until, now = advanced.wake_at_us, self._runtime.clock.now_us()
@@ -367,7 +373,7 @@ class Worker:
         """Executes a suspect run in its own process, or here if that is impossible. None: the other process executed
         it."""
         row, head, runtime = claimed.row, claimed.head, self._runtime
-        with self._renewing(claimed):
+        with self._renewing(head):
             own = await OwnProcess.start(runtime, head, row.agent, lease_seconds=self._lease_seconds)
         if own is None:
             because = "no other process can import its agent, or open its store"
@@ -382,31 +388,30 @@ class Worker:
         return None
 
     def _refused(self, claimed: Claimed, error: Exception) -> None:
-        """A run could not be started here: it is held back for a while, so that it is not claimed again at once."""
-        run = claimed.row.run
-        self._failures[run] += 1
-        least, most = _REST_SECONDS
-        seconds = min(least * 2 ** (self._failures[run] - 1), most)
+        """A run could not be executed here: it is held back, each time twice as long while no step of it ends."""
+        run, done, (least, most) = claimed.row.run, 0, _REST_SECONDS
+        with contextlib.suppress(KillickError):
+            fold = self._runtime.log.state(run).fold
+            done = len(fold.steps) - len(fold.facts.pending)
+        before, times, _ = self._refusals.get(run, (done, 0, 0.0))
+        times = min(times + 1, 16) if done == before else 1
+        seconds = min(least * 2 ** (times - 1), most)
+        self._refusals[run] = done, times, self._runtime.clock.monotonic() + seconds
         _log_error("interrupted", error, run=run, agent=claimed.row.agent, again_in_seconds=seconds)
-        if not self._runtime.engine.keeps(run):  # else a call of it lives here, and it is due again when that ends
-            resting = asyncio.get_running_loop().create_task(self._defer(claimed, seconds))
-            self._resting.add(resting)
-            resting.add_done_callback(self._resting.discard)
+        self._runtime.engine.release(run, claimed.head.epoch, left=True)
 
-    async def _defer(self, claimed: Claimed, seconds: float) -> None:
-        """Holds the lease of a run that no worker can execute for a while; then it is due again."""
-        runtime, head = self._runtime, claimed.head
+    async def _defer(self, head: Head, seconds: float) -> None:
+        """Holds the lease of a run that could not be executed; then it is due again."""
         try:
-            with self._renewing(claimed):
-                await asyncio.sleep(runtime.clock.nap_seconds(seconds))
+            with self._renewing(head):
+                await asyncio.sleep(self._runtime.clock.nap_seconds(seconds))
         finally:
-            runtime.engine.release(head.run, head.epoch, left=True)
+            self._runtime.engine.release(head.run, head.epoch, left=True)
 
     @contextlib.contextmanager
-    def _renewing(self, claimed: Claimed) -> Generator[None]:
+    def _renewing(self, head: Head) -> Generator[None]:
         """Renews the lease of a run that no executor holds."""
-        leases, head = self._runtime.engine.leases, claimed.head
-        since = self._runtime.clock.monotonic()
+        leases, since = self._runtime.engine.leases, self._runtime.clock.monotonic()
         lease = leases.hold(head.run, head.epoch, seconds=self._lease_seconds, since=since, lost=lambda _: None)
         try:
             yield
@@ -430,7 +435,7 @@ class Worker:
             self._attending[run] = task
             task.add_done_callback(partial(self._task_ended, run))
 
-    def task_rested(self) -> None:
+    def _task_rested(self) -> None:
         """A background task stopped working. It may have started a run after this worker looked for due ones."""
         self._task_rounds += 1
         if not self._slots and not self.idle.is_set():
@@ -455,7 +460,7 @@ class Worker:
 
         lease = runtime.engine.leases.hold(head.run, head.epoch, seconds=claim.seconds, since=claim.since, lost=lost)
         left = True
-        with _WorkerControl(self, self._duties) as control:
+        with TaskControl(self._duties, lambda: self._draining, self._task_rested) as control:
             try:
                 log: RunLog = await asyncio.to_thread(runtime.log.open, head.run, head=head)
                 await attend(runtime.engine, log, control)
@@ -500,38 +505,6 @@ class _Slot:
         """The current priority, which a command may have changed."""
         now = executor.priority(self.run)
         return self.first_priority if now is None else now
-
-
-class _WorkerControl:
-    """How a background task rests. It counts as busy until then."""
-
-    def __init__(self, worker: Worker, duties: dict[_WorkerControl, None]) -> None:
-        self._worker = worker
-        self._duties = duties
-        self.bell = asyncio.Event()
-        self.busy = True
-
-    def __enter__(self) -> _WorkerControl:
-        self._duties[self] = None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._duties.pop(self, None)
-        self._worker.task_rested()
-
-    @property
-    def stopping(self) -> bool:
-        return self._worker.stopping
-
-    async def rest(self, seconds: float) -> None:
-        self.busy = False
-        self._worker.task_rested()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0 if self.stopping else seconds):
-                await self.bell.wait()
-        # A notification before the rest counts, so only its consumer clears it.
-        self.bell.clear()
-        self.busy = True
 
 
 def _refuse_odd(concurrency: int, per_agent: Mapping[str, int], lease_seconds: float) -> None:

@@ -22,7 +22,7 @@ from killick.engine.replay import short
 from killick.engine.steps.intention import restored
 from killick.engine.steps.step_state import StepState
 from killick.engine.waits.waits import binding
-from killick.errors import KillickError, NotDone, ValueErased
+from killick.errors import KillickError, NotDone, StoreError, ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model import ledger
@@ -43,15 +43,19 @@ async def _announced(ex: Execution, branch: Branch) -> None:
     tree = ex.run_tree
     if tree.is_announced:
         return
+    engine = ex.engine
     for parent, fork in tree.ancestry():
         body, pause = {"command": "forked", "fork": fork.run, "cut": fork.base}, _ANNOUNCE_SECONDS
-        while not tree.has_fork(parent, fork.run):
+        while True:
             try:
-                if command(ex.engine, parent, body, by=None, id=FORKED + fork.run):
+                is_known = fork.run in engine.log.ledger(parent).facts.forks
+                if is_known or command(engine, parent, body, by=None, id=FORKED + fork.run):
                     break
+            except StoreError:
+                raise  # a fork that acts unannounced is missed by its siblings
             except KillickError:
                 break  # it is gone, or does not hold: it does nothing any more
-            await asyncio.sleep(ex.engine.clock.nap_seconds(pause))
+            await asyncio.sleep(engine.clock.nap_seconds(pause))
             ex.refuse(branch)
             pause = min(pause * 2, 1.0)
     tree.is_announced = True

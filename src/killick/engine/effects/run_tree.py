@@ -183,13 +183,6 @@ class RunTree:
         heads = (head for head, _ in ancestry(self.own, self._head))
         return ((parent.run, fork) for fork, parent in pairwise(heads))
 
-    def has_fork(self, parent: str, fork: str) -> bool:
-        """Whether a parent has a fork on its ledger; one that cannot be read does nothing any more."""
-        try:
-            return fork in self._log.ledger(parent).facts.forks
-        except KillickError:
-            return True
-
     # looking ----------------------------------------------------------------------------------
 
     def _look(self) -> set[str]:
@@ -209,7 +202,7 @@ class RunTree:
             member = None if run in members else self._member(run)
             if member is not None:
                 members[run] = member
-                names += [fork for fork in (*member.forks, *announced(self._log, run)) if fork not in members]
+                names += [fork for fork in member.forks if fork not in members]
         self._members = members
         return {key for member in members.values() for key in member.undone}
 
@@ -260,12 +253,17 @@ class Forks:
             for name in names:
                 row = log.store.index(name)
                 found += [name] if name != run and row is not None and row.status not in ENDED else []
-                names += [fork for fork in [*self._of(name), *announced(log, name)] if fork not in names]
+                names += [fork for fork in [*self._of(name), *self._announced(name)] if fork not in names]
         except StoreError:
             raise
         except KillickError:
             pass
         return found
+
+    def _announced(self, run: str) -> list[str]:
+        """Forks that a run has not recorded: it is held elsewhere, or has ended. They have not acted yet."""
+        commands = self._log.store.inbox(run, name=COMMAND)
+        return [each.id.removeprefix(FORKED) for each in commands if each.id.startswith(FORKED)]
 
     def _of(self, run: str) -> list[str]:
         if len(self._known) > _KNOWN_MAX:
@@ -279,12 +277,6 @@ class Forks:
             forks += [event.run] if isinstance(event, e.ForkMade) else []
         self._known[run] = seq, forks
         return forks
-
-
-def announced(log: Log, run: str) -> list[str]:
-    """Forks that a run has not recorded: it is held elsewhere, or ended before it took the message."""
-    commands = log.store.inbox(run, name=COMMAND)
-    return [each.id.removeprefix(FORKED) for each in commands if each.id.startswith(FORKED)]
 
 
 def _merged(records: list[RecordedEffect]) -> RecordedEffect:
