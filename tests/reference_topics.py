@@ -109,7 +109,7 @@ TOPICS: Final = {
 FRAMEWORKS: Final = {
     "langgraph": ("langgraph.md", "KillickSaver!~ Gate!~ Waiting Stopped ToolFailed"),
     "langgraph.middleware": ("langgraph.md", "KillickMiddleware!~"),
-    "langchain_approvals": ("langgraph.md", "hitl_request human_interrupts answer"),
+    "langchain_approvals": ("langgraph.md", "hitl_request answer"),
     "openai_agents": ("openai-agents.md", "KillickRunner!~ KillickSession!~ KillickRunStates!~ attempt"),
     "pydantic_ai": ("pydantic-ai.md", "KillickDurability!~ GatedToolset!~"),
     "mcp": ("mcp.md", "Server!~"),

@@ -101,7 +101,9 @@ class Toolset:
 # Calling and answering ----------------------------------------------------------------------------
 
 
-class _Answer(NamedTuple):
+class ToolAnswer(NamedTuple):
+    """The answer to a model's tool call."""
+
     id: str
     text: str
     failed: bool = False
@@ -118,7 +120,7 @@ async def dispatch(
     toolset = tools if isinstance(tools, Toolset) else Toolset(*tools)
     why = text_of(reply) or reasoning_of(reply)
     answers = [await _answered(run, toolset, call, why, window) for call in tool_calls_of(reply)]
-    return _messages(provider_of(reply), answers)
+    return answer_messages(provider_of(reply), answers)
 
 
 def dispatch_sync(
@@ -128,35 +130,36 @@ def dispatch_sync(
     return driven(dispatch(run, tools, reply, window=window))
 
 
-async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None, window: Window | None) -> _Answer:
+async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None, window: Window | None) -> ToolAnswer:
     names = tools.names if window is None else [*tools.names, *context_window.tools_of(run._execution, window)]
     await settled(run.decided("Which tool?", call.name, options=names, because=why, by="model"))
     if window is not None:
         changes = partial(tools.changes, call.name, call.arguments)
         found = await settled(run._paged(context_window.answer, window, call, changes))
         if found is not None:
-            return _Answer(call.id, found.text, found.failed)
+            return ToolAnswer(call.id, found.text, found.failed)
     tool = tools.get(call.name)
     if tool is None:
-        return _Answer(call.id, f"error: no tool is called {call.name}; there are: {', '.join(names)}", True)
+        return ToolAnswer(call.id, f"error: no tool is called {call.name}; there are: {', '.join(names)}", True)
     try:
         result = await settled(run.call(tool, **tools.bind(call.name, call.arguments)))
     except ValueRefused as refused:
-        return _Answer(call.id, f"error: {refused}", True)
+        return ToolAnswer(call.id, f"error: {refused}", True)
     except Rejected as rejected:
         if rejected.response is not None:
-            return _Answer(call.id, f"{rejected.message} (the tool was not called)")
-        return _Answer(call.id, f"error: {rejected}", True)
+            return ToolAnswer(call.id, f"{rejected.message} (the tool was not called)")
+        return ToolAnswer(call.id, f"error: {rejected}", True)
     except StepFailed as failed:
-        return _Answer(call.id, f"error: {failed.failure}", True)
+        return ToolAnswer(call.id, f"error: {failed.failure}", True)
     text = result if isinstance(result, str) else json.dumps(untag(plain(result)), ensure_ascii=False)
     answer = getattr(run, "call_answer", None)
     if isinstance(answer, CallAnswer) and answer.changed:
         text += f"\n({answer} before it was called)"
-    return _Answer(call.id, text)
+    return ToolAnswer(call.id, text)
 
 
-def _messages(provider: Provider, answers: Sequence[_Answer]) -> list[dict[str, Any]]:
+def answer_messages(provider: Provider, answers: Sequence[ToolAnswer]) -> list[dict[str, Any]]:
+    """Returns the answers to a reply's tool calls, in the provider's form."""
     if provider == "openai":
         return [{"role": "tool", "tool_call_id": answer.id, "content": answer.text} for answer in answers]
     if provider == "openai-responses":

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from killick.proxy.frames import Frame, framed
-from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_list, is_map, listed, maps, summed
-from killick.window.messages import Call, Shape, arguments_of
+from killick.proxy.wire import ParsedBody, Splice, Wire, is_list, is_map, listed, maps, summed
+from killick.window.messages import Shape, arguments_of
 
 _GROWS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 """The field of a block that each delta extends."""
@@ -27,28 +27,12 @@ class Messages(Wire):
         may_call = not is_map(choice) or choice.get("type") in ("auto", "any")
         return ParsedBody(body, messages, tools, body.get("system"), body.get("stream") is True, why, may_call)
 
-    def calls(self, reply: Mapping[str, Any]) -> list[Call]:
-        return [
-            Call(str(block.get("id") or ""), str(block.get("name") or ""), given if is_map(given) else {})
-            for block in maps(reply.get("content"))
-            if block.get("type") == "tool_use"
-            for given in (block.get("input"),)
-        ]
-
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
         return reply.get("stop_reason") in ("max_tokens", "refusal", "model_context_window_exceeded")
 
     def said(self, reply: Mapping[str, Any]) -> list[Any]:
         content = reply.get("content")
         return [{"role": "assistant", "content": content}] if content else []
-
-    def answers(self, answered: Sequence[Answered]) -> list[Any]:
-        blocks = [
-            {"type": "tool_result", "tool_use_id": each.call.id, "content": each.text}
-            | ({"is_error": True} if each.failed else {})
-            for each in answered
-        ]
-        return [{"role": "user", "content": blocks}] if blocks else []
 
     def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
         """Puts all results for one reply into one message, the first user message after it."""

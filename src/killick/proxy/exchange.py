@@ -16,6 +16,7 @@ import msgspec
 
 from killick.engine.failures import describe
 from killick.errors import KillickError
+from killick.llm.toolset import ToolAnswer, answer_messages
 from killick.logger import get_logger
 from killick.model.events import to_text
 from killick.model.failure import Failure
@@ -25,7 +26,7 @@ from killick.proxy.conversation_match import Digests, print_of_messages, shown_o
 from killick.proxy.credentials import without, without_secrets
 from killick.proxy.frames import Frames
 from killick.proxy.upstream import Headers, Upstream, answering, asking
-from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_map
+from killick.proxy.wire import ParsedBody, Splice, Wire, is_map
 from killick.window import Answer, Decision, Window
 from killick.window.messages import Call
 
@@ -89,7 +90,7 @@ class Round(msgspec.Struct):
     """One upstream response: the reply, the window's answers, and the calls hidden from the client."""
 
     reply: dict[str, Any]
-    answered: list[Answered]
+    answered: list[ToolAnswer]
     own: set[str]
     again: bool
     decisions: list[Decision]
@@ -280,7 +281,7 @@ class ProxyRequest:
         conversation, done = self._conversation, self._judged(sending, reply)
         self._rounds.append(done)
         self._open = None
-        answers = self._wire.answers(done.answered)
+        answers = answer_messages(self._wire.shape, done.answered)
         if done.again:
             self._said += [*self._wire.said(reply), *answers]
             await conversation.replied(step, reply, done.decisions)
@@ -309,7 +310,7 @@ class ProxyRequest:
             return Round(reply, [], set(), False, [])
         if self._wire.ends_early(reply):
             return Round(reply, [], {call.id for call in asked if call.name in sending.own}, False, [])
-        answered: list[Answered] = []
+        answered: list[ToolAnswer] = []
         decisions: list[Decision] = []
         for call in asked:
             answer = _answer(window, call)
@@ -319,10 +320,10 @@ class ProxyRequest:
                     Decision(each.event, {**each.data, **said}) if isinstance(each.event, PageFaulted) else each
                     for each in answer.decisions
                 ]
-                answered.append(Answered(call, answer.text, answer.failed))
+                answered.append(ToolAnswer(call.id, answer.text, answer.failed))
             elif call.name in sending.own:
-                answered.append(Answered(call, "no content has that handle; continue without it", True))
-        own = {each.call.id for each in answered}
+                answered.append(ToolAnswer(call.id, "no content has that handle; continue without it", True))
+        own = {each.id for each in answered}
         again = len(own) == len(calls) and len(self._rounds) + 1 < ROUNDS_MAX
         if len(own) == len(calls) and not again:
             answered = []  # it asked often enough: the client gets what there is

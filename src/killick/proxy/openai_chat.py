@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from killick.engine.steps.model_reply import join_chunks
 from killick.proxy.frames import DONE, Frame, framed
-from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_map, listed, maps, summed, text_in
-from killick.window.messages import Call, Shape, arguments_of
+from killick.proxy.wire import ParsedBody, Splice, Wire, is_map, listed, maps, summed, text_in
+from killick.window.messages import Shape
 
 _CHUNK: Final = "chat.completion.chunk"
 
@@ -26,24 +26,12 @@ class Chat(Wire):
         may_call = body.get("tool_choice") in (None, "auto", "required")
         return ParsedBody(body, messages, tools, None, body.get("stream") is True, why, may_call)
 
-    def calls(self, reply: Mapping[str, Any]) -> list[Call]:
-        found: list[Call] = []
-        for call in maps(_message(reply).get("tool_calls")):
-            function = call.get("function") if is_map(call.get("function")) else call.get("custom")
-            if is_map(function):
-                arguments = arguments_of(function.get("arguments", function.get("input")))
-                found.append(Call(str(call.get("id") or ""), str(function.get("name") or ""), arguments))
-        return found
-
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
         return any(choice.get("finish_reason") in ("length", "content_filter") for choice in maps(reply.get("choices")))
 
     def said(self, reply: Mapping[str, Any]) -> list[Any]:
         kept = {name: value for name, value in _message(reply).items() if value is not None and value != []}
         return [{"role": "assistant", "content": None} | kept]
-
-    def answers(self, answered: Sequence[Answered]) -> list[Any]:
-        return [{"role": "tool", "tool_call_id": each.call.id, "content": each.text} for each in answered]
 
     def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
         if len(replies) == 1 and not own:

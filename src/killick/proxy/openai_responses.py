@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from killick.proxy.frames import Frame, framed
-from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_list, is_map, maps
-from killick.window.messages import Call, Shape, arguments_of
+from killick.proxy.wire import ParsedBody, Splice, Wire, is_list, is_map, maps
+from killick.window.messages import Shape
 
 
 class Responses(Wire):
@@ -24,27 +24,8 @@ class Responses(Wire):
             body.get("stream") is True, "the proxy does not page the Responses API",
         )  # fmt: skip
 
-    def body(self, asked: ParsedBody, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
-        return {**asked.body, "input": list(messages), "tools": list(tools)}
-
-    def calls(self, reply: Mapping[str, Any]) -> list[Call]:
-        return [
-            Call(str(item.get("call_id") or ""), str(item.get("name") or ""), arguments_of(item.get("arguments")))
-            for item in maps(reply.get("output"))
-            if item.get("type") == "function_call"
-        ]
-
-    def ends_early(self, reply: Mapping[str, Any]) -> bool:
-        return reply.get("status") == "incomplete"
-
     def said(self, reply: Mapping[str, Any]) -> list[Any]:
         return maps(reply.get("output"))
-
-    def answers(self, answered: Sequence[Answered]) -> list[Any]:
-        return [{"type": "function_call_output", "call_id": each.call.id, "output": each.text} for each in answered]
-
-    def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
-        return replies[-1]
 
     def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> ResponseSplice:
         return ResponseSplice()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 
 from killick.proxy.frames import Frame
-from killick.window.messages import Call, Shape
+from killick.window.messages import Call, Shape, read
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
@@ -35,14 +35,6 @@ def listed(body: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
     if not is_list(messages) or len(maps(messages)) != len(messages):
         return [], given, "its messages are not a list of objects"
     return messages, given, None if given else "it has no tools, and so the model could ask for nothing back"
-
-
-class Answered(NamedTuple):
-    """A call that the window answered itself."""
-
-    call: Call
-    text: str
-    failed: bool
 
 
 class Splice(ABC):
@@ -113,29 +105,25 @@ class Wire(ABC):
         """Returns a request's body with other messages and tools."""
         return {**asked.body, "messages": list(messages), "tools": list(tools)}
 
-    @abstractmethod
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:
         """Returns a reply's tool calls."""
+        return [call for message in self.said(reply) for call in read(message, self.shape).calls]
 
-    @abstractmethod
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
         """Returns whether a reply was truncated, so that its calls may be incomplete."""
+        return False
 
     @abstractmethod
     def said(self, reply: Mapping[str, Any]) -> list[Any]:
         """Returns a reply as a message of a history."""
 
-    @abstractmethod
-    def answers(self, answered: Sequence[Answered]) -> list[Any]:
-        """Returns results as messages of a history."""
-
     def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
         """Adds held-back results to the client's messages after its own calls."""
         return [*held, *following]
 
-    @abstractmethod
     def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
-        """Merges the replies of some rounds, without the calls of these ids."""
+        """Merges the replies of some rounds, without the calls of these ids. Without paging there is one round."""
+        return replies[-1]
 
     @abstractmethod
     def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> Splice:

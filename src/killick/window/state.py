@@ -12,7 +12,6 @@ from killick.model.page_events import PageEvent, PageEvicted, PageFaulted, PageP
 from killick.window.pages import History, Page
 
 _PLACE: Final = re.compile(r"m(\d+)(?:\.\d+)?(?:-m(\d+))?")
-_WANTED: Final = frozenset({"recalled", "repeated", "reread"})
 
 GUARD_TURNS: Final = 40
 """The number of recent turns whose faults count for the thrash guard."""

@@ -90,7 +90,10 @@ class Window:
             raise WindowRefused(f"{policy.__name__} is a class; give an instance: {policy.__name__}()")
         self.budget = budget
         self.rates = rates or Rates()
-        self._given = (tokens, policy, rates, shape, whole, reads, record)
+        self._options: Any = {
+            "tokens": tokens, "policy": policy, "rates": rates, "shape": shape, "whole": whole, "reads": reads,
+            "record": record,
+        }  # fmt: skip
         self._tokens: Tokens = tokens or estimate
         self._policy: Policy = policy or WorkingSet()
         self._shape: Shape | None = shape
@@ -106,11 +109,7 @@ class Window:
 
     def fresh(self) -> Window:
         """Returns a new window with the same options."""
-        tokens, policy, rates, shape, whole, reads, record = self._given
-        return Window(
-            self.budget, tokens=tokens, policy=policy, rates=rates, shape=shape, whole=whole, reads=reads,
-            record=record,
-        )  # fmt: skip
+        return Window(self.budget, **self._options)
 
     @property
     def own(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ import sys
 import termios
 import threading
 from functools import lru_cache
+from io import FileIO
 from typing import Any, Final
 
 _MODIFY: Final = 0x2
@@ -268,17 +269,16 @@ class _Mounts:
     """The mounts below some folders. The kernel reports changes of the table."""
 
     def __init__(self) -> None:
-        try:
-            self._descriptor = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._descriptor = -1
         self._poll = select.poll()
-        if self._descriptor >= 0:
-            self._poll.register(self._descriptor, select.POLLPRI)
+        try:
+            self._table: FileIO | None = FileIO("/proc/self/mountinfo")
+            self._poll.register(self._table, select.POLLPRI)
+        except OSError:
+            self._table = None
         self._known = self._read()
 
     def stand(self, tops: dict[bytes, _Identity]) -> bool:
-        if self._descriptor < 0 or not self._poll.poll(0):
+        if self._table is None or not self._poll.poll(0):
             return True
         before, self._known = self._known, self._read()
         places = {place for place, _ in before ^ self._known}
@@ -286,19 +286,16 @@ class _Mounts:
 
     def _read(self) -> set[tuple[bytes, bytes]]:
         """Returns each mount point and its line in the mount table."""
-        if self._descriptor < 0:
+        if self._table is None:
             return set()
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        text = b""
-        while more := os.read(self._descriptor, 1 << 16):
-            text += more
-        fields = [line.split(b" ", 5) for line in text.splitlines()]
+        self._table.seek(0)
+        fields = [line.split(b" ", 5) for line in self._table.readall().splitlines()]
         return {(_unescaped(each[4]), b" ".join(each[:4])) for each in fields if len(each) == 6}
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._table is not None:
+            self._table.close()
+            self._table = None
 
 
 def is_trusted(path: bytes) -> bool:

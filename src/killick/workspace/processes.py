@@ -19,15 +19,14 @@ import stat
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from functools import lru_cache
+from io import FileIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from killick.clock import SystemClock
-from killick.workspace.file_reader import closing
 
 HOLDER_ENV: Final = "KILLICK_HOLDER"
 """The environment variable of our processes: the name of the holder that started them."""
@@ -41,7 +40,6 @@ _SAME_US: Final = 1_000_000
 _QUERY_MAPS: Final = 0xC0686611
 # The next mapping from address 0 on that is writable (2), shared (8) and of a file (32).
 _SHARED_QUERY: Final = struct.pack("=9Q4I2Q", 104, 0x02 | 0x08 | 0x10 | 0x20, *[0] * 13)
-_READ_BYTES: Final = 1 << 16
 _ENDED: Final = (b"Z", b"X")
 _DELETED: Final = b" (deleted)"
 
@@ -225,32 +223,25 @@ def _pids() -> list[int]:
         return []
 
 
-def _opened(pid: int, name: bytes) -> AbstractContextManager[int]:
-    return closing(os.open(b"/proc/%d/%s" % (pid, name), os.O_RDONLY | os.O_CLOEXEC))
-
-
-def _all(descriptor: int) -> bytes:
-    parts: list[bytes] = []
-    while part := os.read(descriptor, _READ_BYTES):
-        parts.append(part)
-    return b"".join(parts)
+def _opened(pid: int, name: bytes) -> FileIO:
+    return FileIO(os.fsdecode(b"/proc/%d/%s" % (pid, name)))
 
 
 def _read(pid: int, name: bytes) -> bytes:
-    with _opened(pid, name) as descriptor:
-        return _all(descriptor)
+    with _opened(pid, name) as file:
+        return file.readall()
 
 
 def _shared(pid: int) -> list[tuple[int, int, bytes]]:
     """Returns the files that a process can write through memory: device, inode and path. Kernels from 6.11 on answer
     without listing all mappings."""
-    with _opened(pid, b"maps") as descriptor:
+    with _opened(pid, b"maps") as file:
         try:
-            fcntl.ioctl(descriptor, _QUERY_MAPS, _SHARED_QUERY)
+            fcntl.ioctl(file, _QUERY_MAPS, _SHARED_QUERY)
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return []
-        lines = [line.split(None, 5) for line in _all(descriptor).splitlines() if b"w-s " in line or b"wxs " in line]
+        lines = [line.split(None, 5) for line in file.readall().splitlines() if b"w-s " in line or b"wxs " in line]
     found: list[tuple[int, int, bytes]] = []
     for fields in lines:
         if len(fields) == 6 and fields[5].startswith(b"/"):

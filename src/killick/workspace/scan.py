@@ -154,11 +154,6 @@ class Scanner:
         """Returns the number of files, and their total bytes."""
         return self._top.totals if self._top is not None else (0, 0)
 
-    @property
-    def watches(self) -> bool:
-        """Whether the kernel reports changes."""
-        return self._watch is not None
-
     def _check_generation(self, writing: SnapshotWriter) -> None:
         """A sweep may have deleted stored objects that no snapshot references."""
         generation = writing.sweeps

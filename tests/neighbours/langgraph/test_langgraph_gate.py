@@ -410,7 +410,7 @@ def test_one_call_in_a_plain_node_is_asked_for_in_the_graph(kd: killick.Client, 
     gate = Gate(kd, tools=APPROVED, by="ann")
     graph = tool_graph(world, calls(("pay", {"amount": 5})), KillickSaver(kd), **gated(gate))
     assert graph.invoke({"messages": []}, THREAD)["__interrupt__"]
-    assert heard(graph.invoke(Command(resume=[{"type": "accept", "args": None}]), THREAD)) == ["paid 5"]
+    assert heard(graph.invoke(Command(resume=[{"type": "approve"}]), THREAD)) == ["paid 5"]
 
 
 def test_whoever_wants_no_interrupts_is_told_what_waits(kd: killick.Client, world: World) -> None:
