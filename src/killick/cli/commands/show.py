@@ -117,7 +117,9 @@ def _emit(shell: Shell, found: Timeline, *, live: bool) -> None:
     status = display_status(shell.log, found.run, str(found.status)) if live else str(found.status)
     waits = run_info.info(shell.log, found.run).waits if live else None
     broken = shell.store.quarantined(found.run) if live else None
-    shell.emit(run_timeline(found, now if live else found.last_at, status=status, broken=broken, waits=waits))
+    answers = run_info.pending_answers(shell.log, found.run) if live else None
+    given = {"status": status, "broken": broken, "waits": waits, "answers": answers}
+    shell.emit(run_timeline(found, now if live else found.last_at, **given))
 
 
 # the page -----------------------------------------------------------------------------------------
