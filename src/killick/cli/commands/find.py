@@ -208,15 +208,12 @@ def _print(shell: Shell, what: str, found: Findings[Any]) -> None:
         shell.note(f"read every log, since the index cannot be written: {found.scanned}")
     for run in found.unread:
         shell.note(f"{run}: could not be read whole; killick store verify says why")
-    if shell.json:
-        shell.emit({"found": list(found), "more": found.more, "scanned": found.scanned,
-                    "unread": found.unread})  # fmt: skip
-        return
+    shell.emit({"found": list(found), "more": found.more, "scanned": found.scanned, "unread": found.unread})
     for hit in found:
         shell.print(*_lines(hit, shell.out.width))
     if not found:
         shell.out.print(f"no {what} found", style="dim")
-    elif found.more:
+    elif found.more and not shell.json:
         shell.note(f"the newest {len(found)} {what}; --limit N or --all shows more")
 
 

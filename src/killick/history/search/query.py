@@ -17,7 +17,6 @@ import msgspec
 
 from killick.blocking import Awaits, Blocks, InThread
 from killick.errors import KillickError, RunBroken, RunUnknown, StoreError, StoreFull, StoreReadOnly, ValueErased
-from killick.history.run_info import untaken_answers
 from killick.history.search.index import Marked, Progress, Scan, catch_up
 from killick.history.search.results import (
     Findings,
@@ -331,6 +330,8 @@ def _places(
 
 def _untaken(log: Log, within: Within) -> Iterator[FoundAnswer]:
     """Yields the answers and votes that runs have in their inboxes and have not taken."""
+    from killick.history.run_info import untaken_answers  # the other queries need none of it
+
     since, until = within.get("since_us") or 0, within.get("until_us") or NO_DEADLINE
     for row in log.store.runs(RunQuery(status=LIVE, agent=within.get("agent"), tag=ASKS), limit=_ASKING_MAX):
         is_meant = row.delivered and within.get("run") in (None, row.run)
