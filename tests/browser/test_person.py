@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 import killick
 from browser import office
@@ -173,6 +173,33 @@ def test_a_question_that_comes_later_does_not_take_the_place_of_the_one_that_is_
         expect(page.locator('[data-choose^="onboard-gil"]')).to_have_count(1)
         expect(shown).to_have_attribute("aria-label", name)
         expect(shown.get_by_role("textbox", name="Comment")).to_have_value("half a sentence")
+
+
+def test_an_update_asked_for_before_a_question_was_chosen_does_not_choose_another(kd: Client, watch: Watch) -> None:
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if "killick-live" in route.request.headers:
+            held.append(route)
+        else:
+            route.continue_()
+
+    with bridge(kd) as server, watch(server) as window:
+        window.page.route("**/inbox*", hold)
+        with window.page.expect_request(lambda request: "killick-live" in request.headers):
+            page = window.goto("/inbox")
+        rows = page.get_by_role("list", name="Questions").locator("[data-choose]")
+        first, second = (str(row.get_attribute("data-choose")) for row in rows.all()[:2])
+        assert [f"wait={first.replace(':', '%3A')}" in route.request.url for route in held] == [True]
+        page.keyboard.press("j")
+        expect(page.get_by_role("article")).to_have_attribute("aria-label", second)
+        office.ran(kd, office.onboard, "gil", "onboard-gil")
+        held[0].continue_()  # every later update stays held, so that none mends what this one draws
+        expect(page.locator('[data-choose^="onboard-gil"]')).to_have_count(1)
+        expect(page.get_by_role("article")).to_have_count(1)
+        expect(page.get_by_role("article")).to_have_attribute("aria-label", second)
+        expect(page).to_have_url(re.compile(f"wait={second.replace(':', '%3A')}"))
+        page.unroute_all(behavior="ignoreErrors")
 
 
 def test_on_a_phone_the_list_leads_to_a_question_and_back(kd: Client, watch: Watch) -> None:

@@ -88,6 +88,13 @@ class Counting:
         assert [standing[run].quarantined for run in ("b", "c", "bare")] == [None, "broken", None]
         assert store.statuses([]) == {}
 
+    def test_the_status_of_a_run_counts_its_messages_taken_or_not(self, store: Store) -> None:
+        head = created(store, "a", index=indexed())
+        assert store.statuses(["a"])["a"].delivered == 0
+        deliver(store, letter("a", "m0"), letter("a", "m1"))
+        commit(store, following(head, "two", takes=(2,)))
+        assert store.statuses(["a"])["a"].delivered == 2
+
     def test_a_message_is_found_by_its_id_taken_or_not(self, store: Store) -> None:
         head = created(store, "a", index=indexed())
         deliver(store, letter("a", "m0"), letter("a", "m1"))

@@ -155,6 +155,19 @@ def test_a_run_says_where_it_is_why_it_stands_there_and_what_will_wake_it(kd: ki
     assert doc["input"]["email"] == MAIL
 
 
+def test_an_answer_that_no_worker_has_taken_is_what_the_run_page_says_next(kd: killick.Client) -> None:
+    waiting(kd)
+    kd.answer("r", "approve", by="mia")
+    said = "Answered by mia: approve; a worker takes it next."
+    assert api(kd, "/runs/r")["position"]["next"] == said
+    assert said in web(kd).get("/runs/r").text
+    assert api(kd, "/runs/r/why")["why"][-1] == said
+    assert api(kd, "/runs/r/why?step=8")["why"][-1] == api(kd, "/runs/r/steps/8")["why"][-1] == said
+    [found] = api(kd, "/find?what=answers")["found"]
+    assert (found["by"], found["verb"], found["taken"]) == ("mia", "approve", False)
+    assert "not taken yet" in web(kd).get("/find?what=answers").text
+
+
 def test_a_run_that_ended_says_how_and_with_what(kd: killick.Client) -> None:
     done(kd)
     doc = api(kd, "/runs/r")

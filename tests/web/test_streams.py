@@ -425,6 +425,22 @@ def test_a_page_hears_that_a_run_moved_and_how_many_there_are(clock: killick.clo
         asyncio.run(story())
 
 
+def test_a_page_hears_of_a_message_that_no_worker_has_taken(kd: killick.Client) -> None:
+    with pytest.raises(killick.RunWaiting):
+        kd.run(asker, id="r")
+
+    async def story() -> None:
+        async with served(kd) as server:
+            listener = server.listen("/live", "run=r")
+            await listener.until(lambda: len(listener.heard) == 1)
+            kd.send("r", "word", "hello")
+            await listener.until(lambda: len(listener.heard) == 2)
+            before, after = (data["runs"] for _, _, data in listener.heard)
+            assert before == after, "only its inbox changed"
+
+    asyncio.run(story())
+
+
 def test_a_run_that_moves_all_the_time_gives_a_few_hints_a_second(
     kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ AT_ONCE: Final = 1_000
 """How many lines are printed together."""
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """Where a command prints. Colour on a terminal unless NO_COLOR says otherwise; plain and wide in a pipe."""
     from rich.console import Console
     from rich.segment import Segment
@@ -67,7 +67,7 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     columns = os.environ.get("COLUMNS", "")
     width = None if stream.isatty() else int(columns) if columns.isdigit() and int(columns) else PIPE_COLUMNS
-    return SafeConsole(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
+    return SafeConsole(stderr=stderr, quiet=quiet, width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
 HOSTED: Final = "call the same conversation from your program"
@@ -91,8 +91,8 @@ class Shell:
 
     @cached_property
     def out(self) -> Console:
-        """The console for results: stdout."""
-        return console()
+        """The console for results: stdout. Silent with --json, where `emit` prints the same as data."""
+        return console(quiet=self.json)
 
     @cached_property
     def err(self) -> Console:
@@ -203,13 +203,15 @@ class Shell:
     # printing ---------------------------------------------------------------------------------
 
     def emit(self, data: Any) -> None:
-        """Data for a program: JSON, one document, keys as they are documented."""
-        self.write(msgspec.json.format(msgspec.json.encode(document(data)), indent=2).decode())
+        """Data for a program, with --json alone: one document, keys as they are documented."""
+        if self.json:
+            self.write(msgspec.json.format(msgspec.json.encode(document(data)), indent=2).decode())
 
     def emit_line(self, data: Any) -> None:
-        """One line of many: JSON lines."""
-        self.write(msgspec.json.encode(document(data)).decode())
-        sys.stdout.flush()
+        """One line of many, with --json alone: JSON lines."""
+        if self.json:
+            self.write(msgspec.json.encode(document(data)).decode())
+            sys.stdout.flush()
 
     def write(self, text: str) -> None:
         """A text as it is, with a newline, but for characters that a terminal obeys."""

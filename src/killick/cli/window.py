@@ -37,9 +37,7 @@ def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, f
         raise CommandFailed(
             f"{run}: called no model, so there is no window; {shell.typed('show', run)} shows its steps"
         )
-    if shell.json:
-        shell.emit(found)
-        return
+    shell.emit(found)
     width = shell.out.width
     for part in (_fills(found), _wasted(found), _sums(found), _paging(found)):
         for lead, body in part:

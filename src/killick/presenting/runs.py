@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from killick.engine import views
@@ -139,12 +139,18 @@ class RunTimeline(Run, frozen=True, kw_only=True):
 
 
 def run_fields(
-    tl: Timeline, *, status: str | None = None, broken: str | None = None, waits: Iterable[views.Wait] | None = None
+    tl: Timeline,
+    *,
+    status: str | None = None,
+    broken: str | None = None,
+    waits: Iterable[views.Wait] | None = None,
+    answers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The fields of a run that its type does not take over by name. Its open waits, where the run is at its head."""
+    """The fields of a run that its type does not take over by name. Its open waits, where the run is at its head, and
+    the answers that it has not taken, by step."""
     status, failed = status or str(tl.status), tl.failed
     return {
-        "id": tl.run, "status": status, "position": position(tl, status, broken), "step": tl.current,
+        "id": tl.run, "status": status, "position": position(tl, status, broken, answers), "step": tl.current,
         "tags": tuple(shown_tags(tl.tags)), "follows": tl.state.fold.facts.follows,
         "failure": None if failed is None else RunFailure(
             at_us=failed.at, step=failed.step, errors=errors(failed.failure), not_undone=tuple(failed.not_undone),
@@ -167,14 +173,16 @@ def _entry(run: str, part: parts.Entry, now_us: int) -> TimelineStep | Moment:
     return TimelineStep.of(part, **step_fields(run, part, now_us), entries=inside)
 
 
-def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
+def position(
+    tl: Timeline, status: str, broken: str | None = None, answers: Mapping[str, str] | None = None
+) -> Position:
     """The position of a run, the reason for its wait, and the event that ends it."""
     step = tl.at_work
     number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
     named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
     from killick.presenting.explain import why  # a list of runs needs none of it
 
-    lines = why(tl, zone=None, abandoned=status == "abandoned")
+    lines = why(tl, zone=None, abandoned=status == "abandoned", answers=answers)
     following = lines[-1] if lines else ""
     since = tl.waits[0].opened_at if tl.waits else tl.changed_at
     if status == "running" and step is not None:

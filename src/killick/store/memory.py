@@ -331,10 +331,9 @@ class MemoryStore(Runs):
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._open():
-            stored = [self._runs[run] for run in runs]
             return {
-                run.head.run: RunStatus(run.head, None if run.index is None else run.index.status, run.quarantined)
-                for run in stored
+                run.head.run: RunStatus(run.head, getattr(run.index, "status", None), run.quarantined, len(run.inbox))
+                for run in (self._runs[name] for name in runs)
                 if run.head is not None
             }
 

@@ -192,11 +192,12 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """The status of a run: its head, its index status (None: no index), and the quarantine reason, if any."""
+    """A run's head, its index status (None: no index), why it is quarantined, and the count of its messages."""
 
     head: Head
     status: str | None
     quarantined: str | None
+    delivered: int
 
 
 class UniqueRight(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from killick.logger import get_logger
 from killick.model import events as e
 from killick.presenting import documents
 from killick.presenting.encoder import document
-from killick.store.records import ENDED, RunQuery
+from killick.store.records import ENDED, RunQuery, RunStatus
 from killick.web.problems import Problem
 from killick.web.redaction import Redaction
 
@@ -54,15 +54,17 @@ _encode: Final = msgspec.json.Encoder().encode
 
 class Position(NamedTuple):
     """How far a run is, read at one time: a run that is over has all its events by this seq. `hint` is that in JSON,
-    encoded once for all who follow it."""
+    encoded once for all who follow it. A message that no worker has taken moves it too."""
 
     seq: int
     status: str
+    delivered: int
     hint: bytes
 
     @classmethod
-    def of(cls, run: str, seq: int, status: str) -> Self:
-        return cls(seq, status, _encode({"run": run, "seq": seq, "status": status}))
+    def of(cls, run: str, found: RunStatus) -> Self:
+        seq, status = found.head.seq, found.status or ""
+        return cls(seq, status, found.delivered, _encode({"run": run, "seq": seq, "status": status}))
 
     @property
     def is_over(self) -> bool:
@@ -222,7 +224,7 @@ class Hub:
 
     def _look(self, runs: tuple[str, ...]) -> dict[str, Position]:
         standings = self._client.runtime.store.statuses(runs) if runs else {}
-        return {run: Position.of(run, found.head.seq, found.status or "") for run, found in standings.items()}
+        return {run: Position.of(run, found) for run, found in standings.items()}
 
     async def _read(self, run: str, after: int) -> Page:
         async with self._reading:

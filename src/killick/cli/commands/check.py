@@ -74,9 +74,8 @@ def check_command(
         )  # fmt: skip
 
     reports = [_checked(shell, joined(case), most) for case in cases]
-    if shell.json:
-        documents = list(map(check_reports.document, reports))
-        shell.emit(documents if len(reports) > 1 else documents[0])
+    documents = list(map(check_reports.document, reports))
+    shell.emit(documents if len(reports) > 1 else documents[0])
     if junit is not None:
         shell.save(junit, check_reports.junit(reports))
     if sarif is not None:
@@ -112,8 +111,7 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
             progress.update(task, completed=count, total=expected, refresh=count % 8 == 0)
 
         report = check(case, stories_max=most, progress=tell, processes=os.cpu_count() or 1)
-    if not shell.json:
-        shell.print(*rendered(report, clock.monotonic() - begun, shell.out.width))
+    shell.print(*rendered(report, clock.monotonic() - begun, shell.out.width))
     return report
 
 

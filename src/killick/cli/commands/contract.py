@@ -45,9 +45,7 @@ def show_command(shell: Shell, target: str) -> None:
     killick contract show claims.toml
     """
     found = list(_found(shell, target))
-    if shell.json:
-        shell.emit([{"of": of, "digest": contract.digest, **contract.spec} for of, contract in found])
-        return
+    shell.emit([{"of": of, "digest": contract.digest, **contract.spec} for of, contract in found])
     for number, (of, contract) in enumerate(found):
         if number:
             shell.out.print()

@@ -80,9 +80,7 @@ def _done(act: Act, planned: Outcome) -> Outcome:
 
 
 def _report(shell: Shell, act: Act, outcomes: list[Outcome], *, dry_run: bool) -> None:
-    if shell.json:
-        shell.emit([{**outcome._asdict(), "dry_run": dry_run} for outcome in outcomes])
-        return
+    shell.emit([{**outcome._asdict(), "dry_run": dry_run} for outcome in outcomes])
     wide = max(len(outcome.run) for outcome in outcomes)
     for outcome in outcomes:
         line = Text().append(f"{outcome.run:<{wide}}  ", style="bold cyan")
@@ -91,7 +89,7 @@ def _report(shell: Shell, act: Act, outcomes: list[Outcome], *, dry_run: bool) -
         else:
             line.append(outcome.done or "", style="green")
         shell.print(line)
-    if dry_run:
+    if dry_run and not shell.json:
         shell.note(f"nothing done; without --dry-run, {act.verb} does this")
 
 

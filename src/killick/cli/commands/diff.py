@@ -52,13 +52,10 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
     if files:
         _files(shell, found if isinstance(found, Diff) else found.diff)
     elif isinstance(found, RunComparison):
-        if shell.json:
-            shell.emit(found.document())
-        else:
-            _print_parting(shell, found)
-    elif shell.json:
-        shell.emit(found.patch())
+        shell.emit(found.document())
+        _print_parting(shell, found)
     else:
+        shell.emit(found.patch())
         _print_head(shell, found)
         _print_changes(shell, found)
 
@@ -80,9 +77,7 @@ def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> D
 def _files(shell: Shell, found: Diff) -> None:
     if found.files is None:
         raise CommandFailed(found.no_files or f"{found.before.run}: has no workspace, so no files were recorded")
-    if shell.json:
-        shell.emit(found.files)
-        return
+    shell.emit(found.files)
     _print_head(shell, found)
     shell.out.print()
     if found.files:

@@ -52,9 +52,7 @@ def show(shell: Shell, run: str, at: str | None, path: str | None, *, everything
                 _content(shell, found, history.shown(name), entry)
                 return
         listing = found.listing(path or "")
-        if shell.json:
-            shell.emit(listing)
-            return
+        shell.emit(listing)
         folded = None
         if len(listing.entries) > LINES_MAX and not everything:
             folded = found.listing(path or "", deep=False)
@@ -223,10 +221,8 @@ def restore_command(shell: Shell, run: str, at: str | None, snapshot: str | None
     if (at is None) == (snapshot is None):
         raise CommandFailed("name what to bring back: --at PLACE or --snapshot ID")
     done = shell.client.restore(run, at, snapshot=snapshot, **how)
-    if shell.json:
-        shell.emit(done)
-    else:
-        _print_restored(shell, done)
+    shell.emit(done)
+    _print_restored(shell, done)
 
 
 def _print_restored(shell: Shell, done: Restoration) -> None:

@@ -208,15 +208,12 @@ def _print(shell: Shell, what: str, found: Findings[Any]) -> None:
         shell.note(f"read every log, since the index cannot be written: {found.scanned}")
     for run in found.unread:
         shell.note(f"{run}: could not be read whole; killick store verify says why")
-    if shell.json:
-        shell.emit({"found": list(found), "more": found.more, "scanned": found.scanned,
-                    "unread": found.unread})  # fmt: skip
-        return
+    shell.emit({"found": list(found), "more": found.more, "scanned": found.scanned, "unread": found.unread})
     for hit in found:
         shell.print(*_lines(hit, shell.out.width))
     if not found:
         shell.out.print(f"no {what} found", style="dim")
-    elif found.more:
+    elif found.more and not shell.json:
         shell.note(f"the newest {len(found)} {what}; --limit N or --all shows more")
 
 
@@ -283,6 +280,7 @@ def _answered(hit: FoundAnswer, width: int) -> list[Text]:
     what = Text.assemble((hit.by or "a person", "bold"), ": ", (hit.verb, "green" if hit.verb == "approve" else "bold"))
     if hit.value is not None:
         what.append(f"  {paint.brief(hit.value, width // 2)}")
+    what.append("" if hit.taken else "  its run has not taken it yet", "yellow")
     who = f" of {', '.join(hit.to)}" if hit.to else ""
     return [what, _said("said: ", hit.comment), _said(f"asked{who}: ", hit.prompt, "dim")]
 

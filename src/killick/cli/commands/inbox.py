@@ -261,16 +261,15 @@ def _print_answered(shell: Shell, run: str, one: Wait | None, given: prompt.Give
     voters = tuple(dict.fromkeys((*voted.votes, str(by)))) if voted is not None else ()
     agreed = agreement(voted.need, voters) if voted is not None else ""
     following = (approvals.lacks(one, by, verb) if one is not None else None) or _next(shell, run, given.since)
-    if shell.json:
-        data = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
-        shell.emit({**data, "agreed": voters} if agreed else data)
-        return
+    data = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
+    shell.emit({**data, "agreed": voters} if agreed else data)
     line = Text().append(answered, style="bold cyan").append(f"  {verb}", style="green")
     if one is not None and one.rule is not None:
         # The call as it was when it was answered, which may be another one than an older screen shows.
         line.append(approvals.answered(one, verb, given.value))
     shell.print(line.append(f": {agreed}" if agreed else ""))
-    shell.note(following)
+    if not shell.json:
+        shell.note(following)
 
 
 def _edit(asked: Wait | None, wait: str, verb: str, value: str | None, sets: Sequence[str]) -> Any:

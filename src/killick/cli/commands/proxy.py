@@ -60,8 +60,6 @@ def proxy_command(
 
 
 def _ready(shell: Shell, upstream: str, url: str) -> None:
-    if shell.json:
-        shell.emit_line({"what": "proxying", "url": url, "upstream": upstream, "store": shell.store.place})
-        return
+    shell.emit_line({"what": "proxying", "url": url, "upstream": upstream, "store": shell.store.place})
     shell.print(f"proxying {upstream} at {url}, recording to {shell.store.place}")
     shell.print(f"  OPENAI_BASE_URL={url}/v1", f"  ANTHROPIC_BASE_URL={url}")

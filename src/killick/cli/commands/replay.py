@@ -56,10 +56,8 @@ def replay_command(
     screen.begin(replay, source)
     with contextlib.redirect_stdout(sys.stderr) if shell.json else contextlib.nullcontext():
         replayed = replay.outcome()
-    if shell.json:
-        shell.emit(_document(replayed))
-    else:
-        screen.end(replayed)
+    shell.emit(_document(replayed))
+    screen.end(replayed)
     if replay.missed is not None:
         shell.note(f"the code never came to step {replay.missed}, so the debugger had nowhere to stop")
     return Exit.BAD if replayed.divergence is not None else Exit.DONE
@@ -121,8 +119,6 @@ class _Screen:
         self._shell.out.print(Text.assemble(*parts), **cut)
 
     def begin(self, replay: Replay, source: str) -> None:
-        if self._shell.json:
-            return
         state = replay.state
         origin = f", from {source}" if source != replay.run else ""
         redacted = ", redacted" if replay.export.header.redacted is not None else ""
@@ -131,8 +127,6 @@ class _Screen:
 
     def step(self, played: Played) -> None:
         """One step that was given its outcome."""
-        if self._shell.json:
-            return
         style = paint.STYLES.get(played.status, "")
         output = paint.brief(_said(played), max(self._shell.out.width - _NAME_CHARS - 11, 40))
         self._print(

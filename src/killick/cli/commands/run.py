@@ -114,10 +114,8 @@ def drive(shell: Shell, run_target: RunTarget, grace: float, *, quiet: bool = Fa
         raise CommandFailed(message, Exit.INTERRUPTED) from None
     except (RunWaiting, RunFailed) as stopped:
         return _stopped(shell, run_target, stopped)
-    if shell.json:
-        shell.emit({"run": run, "status": "completed", "result": result})
-    else:
-        _print_result(shell, result)
+    shell.emit({"run": run, "status": "completed", "result": result})
+    _print_result(shell, result)
     if not (quiet or is_over):
         facts = client.state(run).fold.facts
         took = paint.span(facts.changed_at - facts.started_at)
@@ -232,14 +230,12 @@ def _stopped(shell: Shell, run_target: RunTarget, stopped: RunWaiting | RunFaile
     run = stopped.run
     if isinstance(stopped, RunFailed):
         line = str(stopped).rpartition("; resume it")[0].replace("killick.errors.", "")
-        if shell.json:
-            failure = {"errors": errors(stopped.failure), "not_undone": stopped.not_undone}
-            shell.emit({"run": run, "status": "failed", "failure": failure})
+        failure = {"errors": errors(stopped.failure), "not_undone": stopped.not_undone}
+        shell.emit({"run": run, "status": "failed", "failure": failure})
         moves = f"`{shell.typed('show', run)}` says why, `{run_target.resumes(shell)}` tries again"
         raise CommandFailed(f"{line}; {moves}", Exit.BAD)
-    if shell.json:
-        waits = [asked(shell, wait) for wait in stopped.waits]
-        shell.emit({"run": run, "status": "paused" if isinstance(stopped, RunPaused) else "waiting", "waits": waits})
+    waits = [asked(shell, wait) for wait in stopped.waits]
+    shell.emit({"run": run, "status": "paused" if isinstance(stopped, RunPaused) else "waiting", "waits": waits})
     if isinstance(stopped, RunPaused):
         raise CommandFailed(f"{run}: is paused; `{run_target.resumes(shell)}` continues it", Exit.WAITING)
     if isinstance(stopped, RunDiverged):

@@ -80,14 +80,12 @@ def _secret(text: str) -> tuple[str, str]:
 
 def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool, named: Iterable[str]) -> None:
     hooks = {name: f"{url}api/v1/hooks/{quote(name)}" for name in named}
-    if shell.json:
-        shell.emit_line({"what": "serving", "url": url, "store": shell.store.place, "link": link, "webhooks": hooks})
-    else:
-        shell.print(f"serving {shell.store.place} at {url}")
-        for name, place in hooks.items():
-            shell.print(f"webhooks of {name} at {place}")
-        if link is not None:
-            shell.print(f"sign in, once, by {link}")
+    shell.emit_line({"what": "serving", "url": url, "store": shell.store.place, "link": link, "webhooks": hooks})
+    shell.print(f"serving {shell.store.place} at {url}")
+    for name, place in hooks.items():
+        shell.print(f"webhooks of {name} at {place}")
+    if link is not None:
+        shell.print(f"sign in, once, by {link}")
     if not alone:
         shell.note("other machines can reach this address, without encryption; put a proxy with TLS in front of it")
     if opens:
@@ -96,10 +94,8 @@ def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool
 
 def _renewed(shell: Shell, link: str) -> None:
     with contextlib.suppress(OSError):  # the browser is signed in even if stdout is closed
-        if shell.json:
-            shell.emit_line({"what": "link", "link": link})
-        else:
-            shell.print(f"signed in; the next browser signs in by {link}")
+        shell.emit_line({"what": "link", "link": link})
+        shell.print(f"signed in; the next browser signs in by {link}")
 
 
 def _page_to(link: str) -> Path:

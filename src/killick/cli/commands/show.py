@@ -117,7 +117,9 @@ def _emit(shell: Shell, found: Timeline, *, live: bool) -> None:
     status = display_status(shell.log, found.run, str(found.status)) if live else str(found.status)
     waits = run_info.info(shell.log, found.run).waits if live else None
     broken = shell.store.quarantined(found.run) if live else None
-    shell.emit(run_timeline(found, now if live else found.last_at, status=status, broken=broken, waits=waits))
+    answers = run_info.pending_answers(shell.log, found.run) if live else None
+    given = {"status": status, "broken": broken, "waits": waits, "answers": answers}
+    shell.emit(run_timeline(found, now if live else found.last_at, **given))
 
 
 # the page -----------------------------------------------------------------------------------------
@@ -335,9 +337,7 @@ def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) 
         steps = [step.number for step in found.steps()]
         there = f"it has {steps[0]} to {steps[-1]}" if steps else "it has taken none yet"
         raise CommandFailed(f"{found.run}: has no step {number}; {there}")
-    if shell.json:
-        shell.emit({"run": found.run, "step": number or None, "why": text})
-        return
+    shell.emit({"run": found.run, "step": number or None, "why": text})
     for line in text:
         columns = min(shell.out.width, PROSE_COLUMNS)
         shell.print(Text(textwrap.fill(line, columns, subsequent_indent="  ", break_on_hyphens=False)))
@@ -394,9 +394,7 @@ def _history(shell: Shell, run: str, *, everything: bool) -> None:
 
     log = shell.log
     found: Sequence[boundaries.Boundary] = generations(log, run) if everything else boundaries.history(log, run)
-    if shell.json:
-        shell.emit([boundary(run, each) for each in found])
-        return
+    shell.emit([boundary(run, each) for each in found])
     table = style.table(("BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"))
     for each in found:
         took = style.span(each.ended_at - each.at) if each.ended_at is not None else ""

@@ -138,8 +138,7 @@ def fork_command(
         )  # fmt: skip
     except TimeRefused as refused:
         raise CommandFailed(str(refused).replace("with workspace=", "with --workspace DIR")) from refused
-    if not shell.json:
-        _print_fork(shell, run, made.id, place, effects)
+    _print_fork(shell, run, made.id, place, effects)
     code = _driven(shell, made.id) if go else None
     if shell.json:
         shell.emit(_fork_document(shell, run, made.id, place))
@@ -255,8 +254,7 @@ def rewind_command(shell: Shell, run: str, to: str, yes: bool, dry_run: bool, **
       killick time rewind claim_17 --to 4:before --dry-run
     """
     found = preview_rewind(shell.log, run, to)
-    if not shell.json:
-        _print_leaving(shell, found)
+    _print_leaving(shell, found)
     done: str | None = None
     if not dry_run:
         if any(effect.status in STANDING for effect in found.effects):
@@ -317,8 +315,7 @@ def undo_command(
     found = shell.client.undoing(run, step)
     if found.refuses is not None and settled is None:
         raise CommandFailed(f"{run}: step {step} cannot be undone: {found.refuses}{_way_out(shell, found)}")
-    if not shell.json:
-        _print_undoing(shell, found)
+    _print_undoing(shell, found)
     done: str | None = None
     if not dry_run:
         shell.confirm(f"undo step {step} of {run}?", yes=yes)

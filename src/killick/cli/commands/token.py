@@ -62,10 +62,8 @@ def list_command(shell: Shell) -> None:
     killick token list --json
     """
     found = tokens.tokens(shell.client.runtime.engine)
-    if shell.json:
-        shell.emit([_document(shell, each) for each in found])
-        return
-    if not found:
+    shell.emit([_document(shell, each) for each in found])
+    if not found and not shell.json:
         shell.note("no tokens; `killick token create NAME` makes one, and from then on the server asks for them")
     now = shell.clock.now_us()
     wide = max((len(each.name) for each in found), default=0)

@@ -110,11 +110,9 @@ def history_command(shell: Shell, name: str, limit: int) -> None:
     """
     run = _on_record(shell, name)
     found = list(triggers.history(shell.client, run, limit))[::-1]
-    if shell.json:
-        shell.emit([triggers.did(shell.client, run, each) for each in found])
-        return
-    for recorded in found:
-        each = triggers.did(shell.client, run, recorded)
+    did = [triggers.did(shell.client, run, each) for each in found]
+    shell.emit(did)
+    for recorded, each in zip(found, did, strict=True):
         line = Text(f"{style.moment(each.at_us)}  ", style="dim").append(
             f"{each.did:<8}", style=_STYLES.get(each.did, "")
         )
@@ -179,9 +177,7 @@ def fire_command(shell: Shell, name: str, given: str | None, by: str | None) -> 
     options = {} if given is None else {"input": value_of(given)}
     run = shell.client.fire(found.name, by=by, **options)
     started = shell.store.head(run) is not None
-    if shell.json:
-        shell.emit({"trigger": found.name, "run": run, "started": started})
-        return
+    shell.emit({"trigger": found.name, "run": run, "started": started})
     _say(shell, found.name, f"started {run}" if started else f"asked for {run}; a worker starts it")
 
 
@@ -198,11 +194,10 @@ def publish_command(shell: Shell, event: str, body: str | None, id: str | None, 
     """
     shell.load_app()
     receivers = shell.client.publish(event, value_of(body), id=id, by=by)
-    if shell.json:
-        shell.emit({"event": event, "receivers": receivers})
-    elif receivers:
+    shell.emit({"event": event, "receivers": receivers})
+    if receivers:
         _say(shell, event, f"received by {counted(receivers, 'trigger')}")
-    if not receivers:
+    else:
         shell.note(f"no trigger listens to {event}; declare one with killick.triggers.on_event, and start a worker")
     return None if receivers else Exit.BAD
 

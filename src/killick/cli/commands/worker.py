@@ -209,12 +209,10 @@ class LogPrinter(logging.Handler):
     def _print(self, record: logging.LogRecord) -> None:
         fields: dict[str, Any] = getattr(record, "killick", None) or {"what": "note", "": record.getMessage()}
         at_us = round(record.created * 1_000_000)
-        if self._shell.json:
-            rest = {name: value for name, value in fields.items() if name != "wake_at_us"}
-            wake = {"wake_at": timestamp(fields["wake_at_us"])} if fields.get("wake_at_us") is not None else {}
-            self._shell.emit_line({"at": timestamp(at_us), "level": record.levelname.lower(), **rest, **wake})
-        else:
-            self._shell.print(_line(at_us, fields))
+        rest = {name: value for name, value in fields.items() if name != "wake_at_us"}
+        wake = {"wake_at": timestamp(fields["wake_at_us"])} if fields.get("wake_at_us") is not None else {}
+        self._shell.emit_line({"at": timestamp(at_us), "level": record.levelname.lower(), **rest, **wake})
+        self._shell.print(_line(at_us, fields))
         if record.exc_info and record.exc_info[1] is not None:
             trace = logging.Formatter().formatException(record.exc_info)
             self._shell.err.print(Text(trace, style="dim"), soft_wrap=True)

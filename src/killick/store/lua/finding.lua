@@ -129,7 +129,7 @@ for _, run in ipairs(args.runs) do
   local h = head_of(run)
   if h then
     local index = index_of(run)
-    found[#found + 1] = {shown(h), index.status or false, index.quarantined or false}
+    found[#found + 1] = {shown(h), index.status or false, index.quarantined or false, call('HLEN', P .. 'mail:' .. run)}
   end
 end
 return found

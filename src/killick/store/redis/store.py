@@ -425,9 +425,8 @@ class RedisStore:
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         found = self._ask("run_statuses", {"runs": list(runs)})
-        return {
-            head[1].decode(): RunStatus(head_of(head), text_of(status), text_of(why)) for head, status, why in found
-        }
+        made = (RunStatus(head_of(head), text_of(status), text_of(why), mail) for head, status, why, mail in found)
+        return {each.head.run: each for each in made}
 
     def counts(self, query: RunQuery) -> dict[str, int]:
         below, counts = str(_BEYOND), Counter[str]()

@@ -16,8 +16,8 @@ from killick.client.client import Client
 from killick.errors import RunUnknown
 from killick.history.page import STEPS_MAX
 from killick.history.phrasing import process
-from killick.history.run_info import waits_of
-from killick.history.timeline import part_of
+from killick.history.run_info import pending_answers, waits_of
+from killick.history.timeline import Timeline, part_of
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.presenting.documents import Document
@@ -125,7 +125,8 @@ def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
     seal = None if last is None else RunSeal.of(last, covers=tail.last_at <= last.at_us)
     waits = islice(waits_of(client.runtime.store, state), WAITS_MAX)
     return RunDetail.of(
-        tail, **run_fields(tail, status=status, broken=broken, waits=waits), worker=worker, forks=ledger.facts.forks,
+        tail, **run_fields(tail, status=status, broken=broken, waits=waits, answers=pending_answers(log, run)),
+        worker=worker, forks=ledger.facts.forks,
         children=tuple(map(ChildRun.of, ledger.children[-CHILDREN_MAX:])), broken=broken,
         usage=RunUsage.of(ledger.spend), counts=_counts(fold, ledger), seal=seal,
         steps=found_steps(call, run, before=_before(asked, fold), q=asked.q, around=asked.step, fold=fold),
@@ -178,15 +179,15 @@ class Explanation(Document, frozen=True):
 def why(call: Call[WhyAsked, Nothing]) -> Explanation:
     """Why a step happened and how it went; without a step, where the run is and why."""
     run, number, log = call.asked.run, call.asked.step, call.client.runtime.log
-    through = through_of(call, run)
+    fold, through = log.state(run).fold, through_of(call, run)
     if number is None:
-        found = part_of(log, run, limit=TAIL_STEPS, through=through)
-        return Explanation(run=run, step=None, why=tuple(explained(found, zone=None)))
-    fold = log.state(run).fold
-    near = about(log, run, fold, number, through)
-    if near is None:
-        raise unknown(run, fold, number)
-    return Explanation(run=run, step=number, why=tuple(explained(near, number, zone=None)))
+        found: Timeline | None = part_of(log, run, limit=TAIL_STEPS, through=through, fold=fold)
+    else:
+        found = about(log, run, fold, number, through)
+    if found is None:
+        raise unknown(run, fold, str(number))
+    lines = explained(found, number, zone=None, answers=pending_answers(log, run))
+    return Explanation(run=run, step=number, why=tuple(lines))
 
 
 class VerificationProblem(Document, frozen=True):

@@ -13,6 +13,7 @@ from msgspec import Meta
 from killick.history import timeline_parts
 from killick.history.diff import passed
 from killick.history.page import RedactData
+from killick.history.run_info import pending_answers
 from killick.history.timeline import Timeline, part_of
 from killick.log.boundaries import at as place_at
 from killick.log.log import Log
@@ -69,7 +70,7 @@ def step(call: Call[StepAsked, Nothing]) -> StepDetail:
     return StepDetail.of(
         found, **step_fields(run, found, call.now_us), output_seq=known.output or None,
         effect_status=_effect_status(log, run, found, started), changes=_changes(call, found),
-        why=tuple(explained(timeline, number, zone=None)),
+        why=tuple(explained(timeline, number, zone=None, answers=pending_answers(log, run))),
     )  # fmt: skip
 
 

@@ -25,9 +25,7 @@ def namespaces_command(shell: Shell) -> None:
       killick store namespaces --store postgresql://db.internal/killick
     """
     found = namespaces(shell.url)
-    if shell.json:
-        shell.emit([{"namespace": name, "bytes": size} for name, size in found.items()])
-        return
+    shell.emit([{"namespace": name, "bytes": size} for name, size in found.items()])
     for name, size in found.items():
         shell.print(Text(f"{name or '(none)':<24}", "bold").append(decimal(size) if size else "", "dim"))
 
@@ -44,15 +42,11 @@ def doctor_command(shell: Shell) -> Exit:
         shell.load_app()
         found = examine(shell.log, clock=shell.clock, knows=_is_declared if shell.app else None)
     except StoreError as error:
-        if shell.json:
-            shell.emit({"store": shell.shown_url, "wrong": 1, "unreachable": str(error)})
-        else:
-            shell.say("✗", (shell.shown_url, "bold"), f"  cannot be examined: {error}")
+        shell.emit({"store": shell.shown_url, "wrong": 1, "unreachable": str(error)})
+        shell.say("✗", (shell.shown_url, "bold"), f"  cannot be examined: {error}")
         return Exit.BAD
-    if shell.json:
-        shell.emit(_data(shell, found))
-    else:
-        _draw(shell, found)
+    shell.emit(_data(shell, found))
+    _draw(shell, found)
     return Exit.BAD if found.wrong else Exit.DONE
 
 

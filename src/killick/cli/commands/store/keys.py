@@ -17,7 +17,5 @@ def rotate_command(shell: Shell) -> None:
       KILLICK_KEYS=new.key,old.key killick store rotate
     """
     count = shell.client.rotate_keys(by=current_user())
-    if shell.json:
-        shell.emit({"keys": count})
-    else:
-        shell.say("✓", f"wrapped {many(count, 'data key')} by the first master key; take the old one away")
+    shell.emit({"keys": count})
+    shell.say("✓", f"wrapped {many(count, 'data key')} by the first master key; take the old one away")

@@ -78,9 +78,8 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     kept, _, what = last_good(shell.log, shell.log.head(run))
     report: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
     if dry_run:
-        shell.emit(report) if shell.json else shell.say(
-            "", f"{run} is intact up to event {kept}; then: {what or 'nothing'}"
-        )
+        shell.emit(report)
+        shell.say("", f"{run} is intact up to event {kept}; then: {what or 'nothing'}")
         return
     if what:
         shell.confirm(f"{run} is intact up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
@@ -90,11 +89,10 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     except LogError as said:
         if what or not was_apart:
             raise
-        shell.emit(report) if shell.json else shell.say("✓", str(said))
+        shell.emit(report)
+        shell.say("✓", str(said))
         return
-    if shell.json:
-        shell.emit(report | msgspec.to_builtins(event))
-        return
+    shell.emit(report | msgspec.to_builtins(event))
     found = f"set aside {many(event.set_aside, 'event')} of {event.first} to {event.last}"
     shell.say("✓", (run, "bold"), f"  kept events up to {kept}, {found}")
     for doubt in event.doubts:
@@ -158,22 +156,18 @@ def erase_command(
         stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot pass them."
         shell.confirm(f"Erase {what} for good?{also}{stuck}", yes=yes)
         purged = _erase(shell, run, seqs, pieces, reason)
-    if shell.json:
-        shell.emit({"run": run, "seqs": seqs, "values": len(pieces), "shared_with": others, "dry_run": dry_run}
-                   | {"purged": purged})  # fmt: skip
-    else:
-        shell.say("" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
-        if not purged:
-            shell.say("~", "another process is reading: the bytes stay in the write-ahead log until it ends")
+    shell.emit({"run": run, "seqs": seqs, "values": len(pieces), "shared_with": others, "dry_run": dry_run}
+               | {"purged": purged})  # fmt: skip
+    shell.say("" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
+    if not purged:
+        shell.say("~", "another process is reading: the bytes stay in the write-ahead log until it ends")
 
 
 def erase_subject(shell: Shell, subject: str, *, yes: bool) -> None:
     """Destroys the key of a data subject."""
     shell.confirm(f"Destroy the key of {subject}? Nothing of theirs can be read again.", yes=yes)
     found = shell.client.erase(subject, by=current_user())
-    if shell.json:
-        shell.emit(msgspec.structs.asdict(found))
-        return
+    shell.emit(msgspec.structs.asdict(found))
     shell.say("✓", f"destroyed the key of {subject}: {many(found.runs, 'run')} unreadable, their logs still verify")
     if not found.in_backups:
         shell.say("~", "a backup of this store from before has the key: remove it, or it reads them again")

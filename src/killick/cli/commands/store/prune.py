@@ -47,8 +47,7 @@ def prune_command(
     path = to or name_at(now_us)
     with progress(shell) as tell:
         chosen = choose(shell.log, until_us=until_us, status=wanted, agent=agent, progress=tell)
-    if not shell.json:
-        _print_chosen(shell, chosen, until_us)
+    _print_chosen(shell, chosen, until_us)
     if dry_run:
         done = chosen.untouched(shell.log)
     else:
@@ -59,13 +58,11 @@ def prune_command(
             done = prune(
                 shell.log, chosen, path, holder=shell.ids.new("prune"), now_us=now_us, by=current_user(), progress=tell
             )
-    if shell.json:
-        shell.emit(msgspec.to_builtins(done))
-    else:
-        if not dry_run:
-            _print_done(shell, chosen, done)
-        for vault in done.vaults:
-            _print_vault(shell, vault, dry_run=dry_run)
+    shell.emit(msgspec.to_builtins(done))
+    if not dry_run:
+        _print_done(shell, chosen, done)
+    for vault in done.vaults:
+        _print_vault(shell, vault, dry_run=dry_run)
     return Exit.BAD if any(vault.problem is not None for vault in done.vaults) else Exit.DONE
 
 

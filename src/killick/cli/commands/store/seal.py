@@ -57,10 +57,8 @@ def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path
     if out is not None:
         written(out, done.file.encode())
     lost = [run for run, file in done.gone.items() if file is None]
-    if shell.json:
-        shell.emit({**msgspec.to_builtins(done), "out": None if out is None else str(out)})
-    else:
-        _print_sealed(shell, done, out)
+    shell.emit({**msgspec.to_builtins(done), "out": None if out is None else str(out)})
+    _print_sealed(shell, done, out)
     return Exit.BAD if done.refused or lost else Exit.DONE
 
 
@@ -152,9 +150,7 @@ def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | 
         return
     written(out, proof.file)
     size = checkpoint(proof.checkpoint).size
-    if shell.json:
-        shell.emit({"run": run, "seq": number, "size": size, "bytes": len(proof.file), "out": str(out)})
-        return
+    shell.emit({"run": run, "seq": number, "size": size, "bytes": len(proof.file), "out": str(out)})
     shell.say("✓", (str(out), "bold"), f"  event {number} of {run}, {decimal(len(proof.file))}")
     shell.say("", (f"    {shlex.join(('killick', 'store', 'verify', '--proof', str(out), '--key'))} PUB", "green"))
 
@@ -174,10 +170,9 @@ def verify_file(shell: Shell, path: Path, key: Path | None, kept: Path | None) -
         if error.place == "key":
             raise CommandFailed(f"{key}: {error.reason}") from None
         broken = error.reason if error.place == "proof" else str(error)
-    if shell.json:
-        fields = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
-        shell.emit({"holds": broken is None, "broken": broken, **fields})
-    elif proved is None:
+    fields = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
+    shell.emit({"holds": broken is None, "broken": broken, **fields})
+    if proved is None:
         shell.say("✗", (str(path), "bold"), f"  {broken}")
     else:
         _print_proved(shell, proved)

@@ -90,17 +90,15 @@ def verify_command(
         with progress(shell) as tell:
             runs = [head.run for head in looked_at]
             held = verify_files(shell.log, runs, lambda done, total: tell("files", done, total))
-    if shell.json:
-        result = {"holds": report.holds and not broken}
-        result |= {name: getattr(report, name) for name in ("runs", "events", "erased", "repaired", "seals")}
-        found = {name: _fields(getattr(report, name)) for name in ("problems", "explained")}
-        also = {} if held is None else {"files": msgspec.structs.asdict(held)}
-        shell.emit({**result, "broken": _fields(broken), **found, **also})
-    else:
-        by_key = ", the last signed with this key" if key is not None else ""
-        _print_report(shell, report, broken, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}")
-        if held is not None:
-            _print_files(shell, held)
+    result = {"holds": report.holds and not broken}
+    result |= {name: getattr(report, name) for name in ("runs", "events", "erased", "repaired", "seals")}
+    found = {name: _fields(getattr(report, name)) for name in ("problems", "explained")}
+    also = {} if held is None else {"files": msgspec.structs.asdict(held)}
+    shell.emit({**result, "broken": _fields(broken), **found, **also})
+    by_key = ", the last signed with this key" if key is not None else ""
+    _print_report(shell, report, broken, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}")
+    if held is not None:
+        _print_files(shell, held)
     return Exit.DONE if report.holds and not broken and (held is None or held.holds) else Exit.BAD
 
 
@@ -142,9 +140,8 @@ def _verify_file(shell: Shell, path: str) -> Exit:
             found = bundle.Held(len(exported.runs), exported.header.events)
     except ExportBroken as error:
         broken = error.reason
-    if shell.json:
-        shell.emit({"holds": broken is None, "runs": found.runs, "events": found.events, "broken": broken})
-    elif broken is not None:
+    shell.emit({"holds": broken is None, "runs": found.runs, "events": found.events, "broken": broken})
+    if broken is not None:
         shell.say("✗", (path, "bold"), f"  {broken}")
     else:
         shell.say("✓", "the file is intact: ", f"{many(found.runs, 'run')}, {many(found.events, 'event')}")

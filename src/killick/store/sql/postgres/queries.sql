@@ -267,7 +267,8 @@ ORDER BY at_us, -priority, changed_at_us, number LIMIT $8
 number IN (SELECT number FROM killick.tags WHERE tag = {value})
 
 -- name: run_statuses
-SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, status, quarantined
+SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, status, quarantined,
+    delivered
 FROM killick.heads WHERE run = ANY ($1::text[]) AND NOT removed
 
 -- name: counts

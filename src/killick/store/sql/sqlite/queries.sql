@@ -288,7 +288,8 @@ LEFT JOIN snapshots ON snapshots.number = heads.number AND snapshots.fold = ?1 A
 ) WHERE run = ?2
 
 -- name: run_status
-SELECT heads.number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, status, reason
+SELECT heads.number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, status, reason,
+    coalesce(delivered, 0)
 FROM heads LEFT JOIN runs USING (number) LEFT JOIN quarantine USING (number) WHERE run = ? AND NOT removed
 
 -- name: quarantined
