@@ -51,6 +51,8 @@ class World(crashes.World):
 @dataclass(frozen=True, kw_only=True)
 class Scenario(crashes.Scenario):
     world: Callable[[], crashes.World] = World
+    exact: bool = True
+    """False if chance or a race decides states and effects; duplicates are still forbidden."""
 
 
 def tick() -> None:

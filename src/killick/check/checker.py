@@ -271,7 +271,7 @@ class _Checking:
     def _simulated(self, each: _Rehearsal, saving: list[Saved] | None = None) -> Story:
         trouble = each.trouble
         scenario = replace(self.scenario, world=partial(Stage, self.around, trouble), redeployed=each.redeployed)
-        measures = each.saved is None and (trouble is None or trouble.kind in MEASURED)
+        measures = each.saved is None and (each.expected is None if trouble is None else trouble.kind in MEASURED)
         with self.coverage.measure() if measures else nullcontext():
             return simulate(scenario, *each.kills, saved=each.saved, saving=saving)
 

@@ -22,9 +22,6 @@ Place = tuple[str, int]
 Lines = tuple[str, range]
 
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_MONITORING: Final[Any] = getattr(sys, "monitoring", None)
-_OWNERS: Final = (4, 3, 1)
-"""The tool ids of `sys.monitoring` to try: those that neither debuggers nor profilers claim, then coverage's."""
 
 
 class Branch(msgspec.Struct, frozen=True):
@@ -57,59 +54,29 @@ class Coverage:
     @contextmanager
     def measure(self) -> Generator[None]:
         """Records the agent's lines. Does nothing where another tracer is active."""
-        try:
-            if _MONITORING is not None:
-                with self._monitored():
-                    yield
-            elif sys.gettrace() is None:
-                self.measured = True
-                sys.settrace(self._enter)
-                threading.settrace(self._enter)
-                try:
-                    yield
-                finally:
-                    sys.settrace(None)
-                    threading.settrace(None)
-            else:
-                yield
-        finally:
-            self._last.clear()
-
-    @contextmanager
-    def _monitored(self) -> Generator[None]:
-        owner = next((each for each in _OWNERS if _MONITORING.get_tool(each) is None), None)
-        if owner is None:
+        if sys.gettrace() is not None:
             yield
             return
         self.measured = True
-        line = _MONITORING.events.LINE
-        _MONITORING.use_tool_id(owner, "killick check")
-        _MONITORING.register_callback(owner, line, self._monitor)
-        for code in self._codes:
-            _MONITORING.set_local_events(owner, code, line)
+        sys.settrace(self._enter)
+        threading.settrace(self._enter)
         try:
             yield
         finally:
-            for code in self._codes:
-                _MONITORING.set_local_events(owner, code, 0)
-            _MONITORING.free_tool_id(owner)
-
-    def _monitor(self, _: Any, line: int) -> None:
-        self._ran(sys._getframe(1), line)  # pyright: ignore[reportPrivateUsage]
+            sys.settrace(None)
+            threading.settrace(None)
+            self._last.clear()
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         return self._trace if frame.f_code in self._codes else None
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
-            self._ran(frame, frame.f_lineno)
+            file, line = self._codes[frame.f_code], frame.f_lineno
+            self._hits.add((file, line))
+            self._arcs.add((file, self._last.get(frame, 0), line))
+            self._last[frame] = line
         return self._trace
-
-    def _ran(self, frame: FrameType, line: int) -> None:
-        file = self._codes[frame.f_code]
-        self._hits.add((file, line))
-        self._arcs.add((file, self._last.get(frame, 0), line))
-        self._last[frame] = line
 
     def reached(self, called: Iterable[str], offered: Iterable[str]) -> Reached:
         """Returns the reached parts, given the tools that were called and those that models were offered."""

@@ -220,8 +220,6 @@ class Scenario:
     agent: AnyAgent
     input: Any = None
     outside: Outside = no_actors
-    exact: bool = True
-    """False if chance or a race decides states and effects; duplicates are still forbidden."""
     warm: bool = True
     """Whether the waiting process itself continues when woken; else another one does."""
     behind: bool = False

@@ -14,13 +14,12 @@ FindingKind = Literal[
 Weight = Literal["fault", "advice"]
 Verdict = Literal["faults", "warnings", "incomplete", "sound"]
 
-WEIGHTS: dict[FindingKind, Weight] = {
-    "twice": "fault", "lost": "fault", "differs": "fault", "hangs": "fault", "fails": "fault", "outside": "fault",
-    "keeps": "fault", "swallows": "fault", "sleeps": "fault", "tasks": "fault", "not_undone": "fault",
-    "undeclared": "advice", "fragile": "advice", "writes": "advice", "wakes": "advice", "expires": "advice",
-    "unreached": "advice",
-}  # fmt: skip
-"""Whether a finding breaks something, or is only informative."""
+ADVICE: Final[frozenset[FindingKind]] = frozenset({"undeclared", "fragile", "writes", "wakes", "expires", "unreached"})
+"""The findings that only inform. All others break something."""
+
+
+def weight_of(kind: FindingKind) -> Weight:
+    return "advice" if kind in ADVICE else "fault"
 
 
 ALONE: Final = "left alone"
@@ -53,7 +52,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def weight(self) -> Weight:
         # Process state may be a counter that no decision depends on.
-        return "advice" if self.kind == "keeps" and not self.seen else WEIGHTS[self.kind]
+        return "advice" if self.kind == "keeps" and not self.seen else weight_of(self.kind)
 
     def __str__(self) -> str:
         lines = [f"{self.title}  [{self.where}]", self.why, f"write: {self.fix}"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-import itertools
 import re
 import types
 import typing
@@ -40,7 +39,7 @@ _HINTS: Final = (
 )  # fmt: skip
 """Likely texts, by a word in the field's name."""
 
-_RULES: Final = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
+_RULES: Final = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length")
 _WRAPPERS: Final[tuple[Any, ...]] = (
     typing.Required, typing.NotRequired, typing_extensions.ReadOnly, typing.Final, typing.ClassVar,
 )  # fmt: skip
@@ -235,65 +234,11 @@ def _number(cls: Any, rules: Mapping[str, Any]) -> Any:
 
 
 def _text(name: str, rules: Mapping[str, Any]) -> str:
-    if "pattern" in rules:
-        return _matching(rules["pattern"])
     words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
     text = next((text for word, text in _HINTS if word in words), name or "text")
     least: int = rules.get("min_length", 0)
     most: int | None = rules.get("max_length")
     return (text + "x" * (least - len(text)))[:most]
-
-
-def _matching(pattern: Any) -> str:
-    """Returns a text that matches a simple pattern."""
-    text: str = pattern if isinstance(pattern, str) else pattern.pattern
-    parser: Any = getattr(re, "_parser")  # noqa: B009
-    return "".join(_parts(parser.parse(text)))
-
-
-def _parts(parsed: Any) -> Iterator[str]:
-    for code, value in parsed:
-        match str(code):
-            case "LITERAL":
-                yield chr(value)
-            case "IN":
-                yield _one_of(value)
-            case "ANY" | "NOT_LITERAL":
-                yield "a" if value != ord("a") else "b"
-            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                for _ in range(value[0]):
-                    yield from _parts(value[2])
-            case "SUBPATTERN":
-                yield from _parts(value[-1])
-            case "BRANCH":
-                yield from _parts(value[1][0])
-            case "AT":
-                pass
-            case _:
-                raise FakeRefused("sample", f"no text for a pattern with {str(code).lower()} can be made; give a value")
-
-
-def _one_of(choices: Any) -> str:
-    """Returns a character of a set."""
-    negated = str(choices[0][0]) == "NEGATE"
-    tried = itertools.chain("aA1 -_.", map(chr, range(33, 0x3000)))
-    return next(char for char in tried if any(_allows(code, value, char) for code, value in choices) != negated)
-
-
-_CATEGORIES: Final = {"DIGIT": r"\d", "WORD": r"\w", "SPACE": r"\s"}
-
-
-def _allows(code: Any, value: Any, char: str) -> bool:
-    match str(code):
-        case "LITERAL":
-            return bool(ord(char) == value)
-        case "RANGE":
-            return bool(value[0] <= ord(char) <= value[1])
-        case "CATEGORY":
-            *negated, word = str(value).removeprefix("CATEGORY_").split("_")
-            return (re.fullmatch(_CATEGORIES[word], char) is None) == bool(negated)
-        case _:
-            return False
 
 
 def _tried(kind: Any, name: str, rules: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from killick.check.findings import WEIGHTS, Finding, FindingKind, Report
+from killick.check.findings import Finding, FindingKind, Report, weight_of
 
 _LEVELS: Final = {"fault": "error", "advice": "warning"}
 _NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -63,7 +63,7 @@ def _xml(text: object) -> str:
 def sarif(reports: Sequence[Report], version: str) -> dict[str, Any]:
     """Returns a SARIF 2.1.0 log: a result for each finding, at its file and line."""
     kinds: set[FindingKind] = {finding.kind for report in reports for finding in report.findings}
-    rules = [{"id": kind, "defaultConfiguration": {"level": _LEVELS[WEIGHTS[kind]]}} for kind in sorted(kinds)]
+    rules = [{"id": kind, "defaultConfiguration": {"level": _LEVELS[weight_of(kind)]}} for kind in sorted(kinds)]
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
