@@ -33,6 +33,7 @@ def test_a_tool_in_a_process_of_its_own_does_not_write_on_after_its_agent_died(f
     options = {"cwd": folder.parent, "env": {**os.environ, "PYTHONPATH": str(TESTS)}}
     agent = subprocess.Popen(command, **options)  # type: ignore[call-overload]
     while not (folder / "log").exists():
+        assert agent.poll() is None
         time.sleep(0.01)
     agent.kill()
     agent.wait()
