@@ -224,6 +224,7 @@ def test_a_broken_run_is_a_status_of_its_own_and_not_counted_as_completed(tmp_pa
     about = "its event log fails verification; killick store verify echo_2"
     assert broken.startswith(f"echo_2  ps_echo  broken            {about}")
     assert counts == "1 completed · 1 broken"
+    assert listed("--store", url, "--limit", "1")[-1].startswith("1 completed · 1 broken   1 of 2 shown")
     assert runs(listed("--store", url, "-s", "broken")) == ["echo_2"]
     assert listed("--store", url, "-s", "completed")[-1] == "1 completed · 1 broken", "and none is said to be hidden"
     assert runs(listed("--store", url, "-s", "completed")) == ["echo_3"]

@@ -22,7 +22,15 @@ import pytest
 import killick
 from killick.engine import executor
 from killick.engine.signals import Signal
-from killick.errors import AlreadyAnswered, AnswerRefused, DurationRefused, RunBusy, RunUnknown, ValueRefused
+from killick.errors import (
+    AlreadyAnswered,
+    AnswerRefused,
+    DurationRefused,
+    RunBusy,
+    RunUnknown,
+    StoreUnavailable,
+    ValueRefused,
+)
 from killick.model import events as e
 from killick.store import SqliteStore
 from processes import Processes, kinds, record, steps, told
@@ -300,6 +308,43 @@ def test_r25_only_so_many_runs_stay_warm(processes: Processes, monkeypatch: pyte
         kd.answer(run, "approve")
         assert kd.run(agent, id=run) == run
     assert entered == ["a", "b", "c", "d", "b", "a"]
+
+
+def test_the_code_of_a_warm_run_whose_inbox_cannot_be_read_unwinds(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unwound = list[str]()
+
+    @killick.agent(name="warm_waits")
+    async def waits(run: killick.Run) -> str:
+        try:
+            await run.wait("go")
+        finally:
+            unwound.append(run.id)
+        return "done"
+
+    kd = processes.new()
+    store, inbox = kd.runtime.store, kd.runtime.store.inbox
+    failing = [StoreUnavailable(store.place, "failed on purpose")]
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if failing:
+            raise failing.pop()
+        return inbox(*args, **options)
+
+    async def story() -> None:
+        own = kd.as_async()
+        await own.start(waits, id="r")
+        assert (await own.advance("r")).status == "waiting"
+        await own.send("r", "go")
+        monkeypatch.setattr(store, "inbox", fails)
+        with pytest.raises(StoreUnavailable):
+            await own.advance("r")
+        while not unwound:
+            await asyncio.sleep(0)
+        assert (await own.advance("r")).result == "done"
+
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_r25_a_warm_run_that_another_process_went_on_with_is_dropped(processes: Processes) -> None:

@@ -34,6 +34,20 @@ class Counting:
         store.remove("a")
         assert store.counts(RunQuery()) == {}
 
+    def test_runs_in_quarantine_are_listed_and_counted_alone(self, store: Store) -> None:
+        for run, agent in (("a", "x"), ("b", "x"), ("c", "y")):
+            created(store, run, index=indexed("completed", agent=agent))
+        assert store.counts(RunQuery(quarantined=True)) == {}
+        for run in ("a", "c"):
+            store.quarantine(run, "it is broken")
+        assert names(store, quarantined=True) == ["c", "a"]
+        assert names(store, quarantined=True, agent="x", status=("completed",)) == ["a"]
+        assert store.counts(RunQuery(quarantined=True)) == {"completed": 2}
+        assert store.counts(RunQuery(quarantined=True, agent="x", contains="A")) == {"completed": 1}
+        store.quarantine("a", None)
+        assert names(store, quarantined=True) == ["c"]
+        assert store.counts(RunQuery()) == {"completed": 3}
+
     def test_only_runs_that_match_in_all_else_are_counted(self, store: Store) -> None:
         created(store, "a1", index=indexed("running", agent="x", tags=("t",), changed_at_us=10))
         created(store, "a2", index=indexed("failed", agent="x", changed_at_us=20))

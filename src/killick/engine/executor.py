@@ -224,10 +224,9 @@ class Executor:
         ex = self.warm.pop(run, None)
         if ex is None or ex.signal is not None:
             return None
-        engine = self.engine
-        ours = claim is None
+        engine, ours = self.engine, claim is None
         try:
-            claim = claim or claim_run(self.engine, run)
+            claim = claim or claim_run(engine, run)
         except BaseException:
             self._children.unwind(ex)
             raise
@@ -247,13 +246,14 @@ class Executor:
         ex.write_behind(Entry(observers.taken(ex, taken, warm=True)))
         try:
             waits.look(ex)
+            for waiter in ex.waiters.values():
+                if waiter.waits_for == "child":
+                    ex.on_child(waiter.name)
         except BaseException as error:
             observers.end_span(ex, error=error)
+            self._children.unwind(ex)
             self._release(ex, left=True)
             raise
-        for waiter in ex.waiters.values():
-            if waiter.waits_for == "child":
-                ex.on_child(waiter.name)
         return ex
 
     def _opened(

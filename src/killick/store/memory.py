@@ -349,6 +349,7 @@ class MemoryStore(Runs):
             matching = [
                 run for run, head in reversed(self._present()) if not query.holders or head.holder in query.holders
             ]
+            matching = [run for run in matching if run.quarantined is not None or not query.quarantined]
             lines = [run.index for run in matching if run.index is not None]
         if query.agent is None and query.tag is None:
             lines = [line for line in lines if not line.agent.startswith(OWN_AGENTS)]

@@ -157,6 +157,8 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the run's id, compared without ASCII case."""
     holders: tuple[str, ...] = ()
     """The run's head must name one of these holders."""
+    quarantined: bool = False
+    """Only runs in quarantine."""
 
 
 Urgency = tuple[int, int, int, int]

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import click
@@ -111,23 +111,23 @@ class Listing:
         self.shell = shell
         self.wanted = wanted
         self.lines = listing.Listing(shell.log, whole=shell.json)
-        self._broken: list[str] = []
-        """Broken runs among those that were read last."""
+        self._unreadable: list[str] = []
+        """Runs that could not be read last time, and are not in quarantine."""
 
     def rows(self, status: Sequence[str], limit: int) -> list[RunRow]:
-        """Newest first, page by page. The index does not know broken runs: their quarantine selects them."""
-        found: list[RunRow] = []
-        before, store, is_broken = None, self.shell.store, "broken" in status
-        query = replace(self.wanted.query, status=() if is_broken else tuple(status))
-        while len(found) < limit:
-            room = PAGE if is_broken else min(limit - len(found), PAGE)
-            page = listing.selected(store, query, before=before, limit=room)
-            known = store.statuses([row.run for row in page]) if is_broken else {}
-            found += [row for row in page if not is_broken or row.status in status or known[row.run].quarantined]
-            if len(page) < PAGE:
-                break
-            before = page[-1].number
-        return found[:limit]
+        """Newest first. The index does not know broken runs: their quarantine selects them."""
+        query, others = self.wanted.query, tuple(each for each in status if each != "broken")
+        queries = [replace(query, status=others)] if others or not status else []
+        queries += [replace(query, status=(), quarantined=True)] if "broken" in status else []
+        found = {row.number: row for each in queries for row in self._pages(each, limit)}
+        return [found[number] for number in sorted(found, reverse=True)][:limit]
+
+    def _pages(self, query: RunQuery, limit: int) -> Iterator[RunRow]:
+        before = None
+        while limit > 0:
+            page = listing.selected(self.shell.store, query, before=before, limit=min(limit, PAGE))
+            yield from page
+            limit, before = (limit - PAGE, page[-1].number) if len(page) == PAGE else (0, None)
 
     def seen(self, *, urgent: bool = False) -> list[Seen]:
         """The newest runs that match; with `urgent` by how much they need a person, ended ones last."""
@@ -136,7 +136,8 @@ class Listing:
         if urgent and not wanted:
             rows += self.rows(ENDED, limit - len(rows))
         found = [self._seen(line) for line in self.lines.lines(rows, self.shell.clock.now_us())]
-        self._broken = [each.line.run for each in found if each.line.status == "broken"]
+        broken = [each.line.run for each in found if each.line.status == "broken"]
+        self._unreadable = [run for run in broken if self.shell.store.quarantined(run) is None]
         found = [each for each in found if not wanted or each.line.status in wanted]
         return sorted(found, key=_urgency) if urgent else found
 
@@ -150,13 +151,12 @@ class Listing:
         return Seen(line, f"due; {about}" if line.due and not is_answered else about, following)
 
     def counts(self) -> Counter[str]:
-        """How many there are of each status, of those that match in all else. The index counts no broken runs, so
-        those that were read are counted here."""
-        counts = listing.counted(self.shell.store, self.wanted.query)
-        for row in map(self.shell.store.index, self._broken):
-            counts[row.status if row is not None else ""] -= 1
-            counts["broken"] += 1
-        return +counts
+        """How many there are of each status, of those that match in all else. The index counts no broken runs: they
+        are in quarantine, or were found when they were read."""
+        store, query = self.shell.store, self.wanted.query
+        counts, broken = (listing.counted(store, replace(query, quarantined=only)) for only in (False, True))
+        broken.update(row.status for row in map(store.index, self._unreadable) if row is not None)
+        return counts - broken + Counter(broken=broken.total())
 
     def last_line(self, seen: Sequence[Seen], shown: Sequence[Seen], *, moves: bool = True) -> Text:
         """The counts by status, and the next move for abandoned runs."""

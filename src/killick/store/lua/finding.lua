@@ -61,6 +61,7 @@ local function matches(query, run, row, statuses, holders)
   if query.until_us and tonumber(row[7]) >= tonumber(query.until_us) then return false end
   if query.part and not string.find(string.lower(run), query.part, 1, true) then return false end
   if holders and not holders[call('HGET', P .. 'run:' .. run, 'holder')] then return false end
+  if query.quarantined and not call('HGET', P .. 'run:' .. run, 'quarantined') then return false end
   return not query.tag or call('SISMEMBER', P .. 'tags:' .. run, query.tag) == 1
 end
 
@@ -101,7 +102,7 @@ local function add(status, count)
   counts[status] = (counts[status] or 0) + count
 end
 local on = nil
-if args.tag or args.part or args.since_us or args.until_us or (args.holders and #args.holders > 0) then
+if args.tag or args.part or args.since_us or args.until_us or args.quarantined or (args.holders and #args.holders > 0) then
   on = scan(args, nil, function(_, row) add(row[3], 1) end)
 else
   for _, key in ipairs(sources(args, nil)) do

@@ -563,13 +563,7 @@ def _delivered(sent: Delivery, found: Sequence[Any], *, again: bool) -> Delivere
 
 
 def _query_args(query: RunQuery) -> dict[str, Any]:
-    part = None if query.contains is None else query.contains.encode().lower()  # of bytes only ASCII has cases
-    return {
-        "status": query.status,
-        "agent": query.agent,
-        "tag": query.tag,
-        "since_us": None if query.since_us is None else str(query.since_us),
-        "until_us": None if query.until_us is None else str(query.until_us),
-        "part": None if part is None else part.decode(),
-        "holders": query.holders,
-    }
+    part = None if query.contains is None else query.contains.encode().lower().decode()  # of bytes only ASCII has cases
+    named = {name: getattr(query, name) for name in query.__struct_fields__}
+    times = {name: str(named[name]) for name in ("since_us", "until_us") if named[name] is not None}
+    return {**named, **times, "part": part}

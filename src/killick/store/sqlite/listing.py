@@ -46,7 +46,7 @@ def asking(db: sqlite3.Cursor, now_us: int, after: Urgency | None, limit: int) -
 
 def counted(db: sqlite3.Cursor, query: RunQuery) -> dict[str, int]:
     """Counts runs by status, of those that match in all else."""
-    if query.tag is not None or query.contains is not None or query.holders:
+    if query.tag is not None or query.contains is not None or query.holders or query.quarantined:
         source, conditions, values = _where(replace(query, status=()))
         return dict(db.execute(Q.counts.format(source=source, conditions=conditions), values).fetchall())
     counts = Counter[str]()
@@ -103,6 +103,7 @@ def _where(query: RunQuery) -> tuple[str, str, list[str | int]]:
             conditions += f" AND {column} IN ({', '.join('?' * len(names))})"
     if query.agent is None and query.tag is None:
         conditions += f" AND agent NOT GLOB '{OWN_AGENTS}*'"
+    conditions += Q.only_quarantined if query.quarantined else ""
     source = Q.from_held if query.holders else Q.from_runs
     if query.tag is not None:
         source = Q.from_tags

@@ -208,6 +208,9 @@ heads INDEXED BY heads_by_holder CROSS JOIN runs USING (number)
 -- name: counts
 SELECT status, count(*) FROM {source} WHERE true {conditions} GROUP BY +status
 
+-- name: only_quarantined
+ AND number IN (SELECT number FROM quarantine)
+
 -- name: next_agent
 SELECT min(agent) FROM runs WHERE agent > ?
 
