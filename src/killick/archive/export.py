@@ -32,7 +32,7 @@ from killick.model.chunks import Blob, Fetch, children, references
 from killick.model.cipher import is_encrypted
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store, keys_of, opened, opened_piece, raw_store
-from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Message, Row
+from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Row
 from killick.type_init import ready
 
 M = TypeVar("M", bound=MemoryStore)
@@ -133,15 +133,19 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
         lineage += [each for child in _children(log, run) for each in _lineage(log, child)]
     # An encrypted run is exported as it is stored; a redacted one is made to be read elsewhere, and is in clear.
     raw = raw_store(log.store) if redaction is None else log.store
-    parts = [_part(log, raw, each, whole=place >= count - 1) for place, each in enumerate(dict.fromkeys(lineage))]
+    parts = [_part(raw, each, whole=place >= count - 1) for place, each in enumerate(dict.fromkeys(lineage))]
     original, found = parts[count - 1].rows[-1].hash, dict[bytes, Blob]()
     if redaction is not None:
         parts = redacted(parts, log.store.pieces, redaction, found, log.secret_key(run))
     events: list[EventLine] = []
     messages: list[MessageLine] = []
     for part in parts:
-        events += [_event_line(part.run, row) for row in part.rows]
-        messages += [_message_line(message) for message in part.messages]
+        for row in part.rows:
+            data = msgspec.UNSET if row.data is None else msgspec.Raw(row.data)
+            events.append(EventLine(part.run, row.seq, e.to_text(row.hash), msgspec.Raw(row.body), data))
+        for sent in part.messages:
+            body = msgspec.Raw(sent.body)
+            messages.append(MessageLine(sent.run, sent.number, sent.id, sent.name, sent.at_us, body, sent.by))
         if redaction is None:
             written = [row.data for row in part.rows if row.data is not None]
             written += [message.body for message in part.messages]
@@ -170,7 +174,7 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
     return b"".join(_encode(line) + b"\n" for line in lines)
 
 
-def _part(log: Log, store: Store, ancestor: Ancestor, *, whole: bool) -> Part:
+def _part(store: Store, ancestor: Ancestor, *, whole: bool) -> Part:
     """A run's own rows and messages that belong to the export."""
     rows = _rows(store, ancestor)
     messages = store.messages(ancestor.run)
@@ -230,27 +234,17 @@ def _rows(store: Store, ancestor: Ancestor) -> list[Row]:
     return rows
 
 
-def _event_line(run: str, row: Row) -> EventLine:
-    data = msgspec.UNSET if row.data is None else msgspec.Raw(row.data)
-    return EventLine(run, row.seq, e.to_text(row.hash), msgspec.Raw(row.body), data)
-
-
-def _message_line(message: Message) -> MessageLine:
-    body = msgspec.Raw(message.body)
-    return MessageLine(message.run, message.number, message.id, message.name, message.at_us, body, message.by)
-
-
 def _value_line(piece: Blob) -> ValueLine:
     line = ValueLine(e.to_text(piece.hash), piece.codec, erased=piece.body is None)
     if piece.body is None:
         return line
     match piece.codec:
         case "text":
-            return msgspec.structs.replace(line, text=piece.body.decode())
+            return replace(line, text=piece.body.decode())
         case "json":
-            return msgspec.structs.replace(line, json=msgspec.Raw(piece.body))
+            return replace(line, json=msgspec.Raw(piece.body))
         case _:
-            return msgspec.structs.replace(line, base64=b64encode(piece.body).decode())
+            return replace(line, base64=b64encode(piece.body).decode())
 
 
 def _used(pieces: dict[bytes, Blob], written: list[bytes]) -> list[bytes]:
@@ -468,12 +462,10 @@ class Export:
             create=CreateRun(parent=ancestor.parent),
             pieces=tuple(self.pieces[digest] for digest in used),
         )
-        rebuild.create_run(store, born)
+        rebuild.raise_refused(store.append([born]))
         for message in messages:
             pieces = tuple(self.pieces[digest] for digest in _used(self.pieces, [message.body]))
-            [outcome] = store.deliver([msgspec.structs.replace(message, pieces=pieces)])
-            if isinstance(outcome, LogError):
-                raise outcome
+            rebuild.raise_refused(store.deliver([replace(message, pieces=pieces)]))
         rebuild.append_all(store, run, rest)
 
 

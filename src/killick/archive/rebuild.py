@@ -70,11 +70,6 @@ def claims_of(event: e.Event) -> EventClaims:
             return _NONE
 
 
-def create_run(store: MemoryStore, born: Append) -> None:
-    """The first append of a run."""
-    _done(store.append([born]))
-
-
 def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
     """Appends rows in order: rows that only add events together, each other row in its own append.
 
@@ -127,7 +122,7 @@ def _append(store: MemoryStore, head: Head | None, rows: list[Row], found: Event
         returns=found.returns,
         claims=tuple(map(_claim, found.claims)),
     )
-    _done(store.append([item]))
+    raise_refused(store.append([item]))
 
 
 def _head_with_epoch(store: MemoryStore, run: str, event: e.Event) -> Head:
@@ -146,7 +141,8 @@ def _claim(text: str) -> UniqueRight:
     return UniqueRight(space, e.from_text(digest))
 
 
-def _done(outcomes: Iterable[object]) -> None:
+def raise_refused(outcomes: Iterable[object]) -> None:
+    """Raises the first refusal of a store."""
     for outcome in outcomes:
         if isinstance(outcome, LogError):
             raise outcome

@@ -15,7 +15,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, cast, get_args
 
 from killick.check import parallel
 from killick.check.comparison import Alike, FindingCollector, brief, place_of, stage_of
@@ -143,7 +143,7 @@ class _Checking:
         self.scenario = Scenario(
             agent=case.agent,
             input=_input(case),
-            outside=_outside,
+            outside=lambda client, waits, world: cast(Stage, world).respond(client, waits),
             verified=False,
             hang_seconds=HANG_SECONDS,
             world=partial(Stage, self.around),
@@ -338,10 +338,6 @@ def _required_equality(trouble: Trouble | None, *, again: bool) -> Alike:
     if not again:
         return "anyhow"
     return "status" if trouble.kind == "broken" else "state"
-
-
-def _outside(client: Any, waits: Sequence[Wait], world: Any) -> bool:
-    return bool(world.respond(client, waits))
 
 
 def _everywhere(expected: Story, trouble: Trouble | None, saved: Sequence[Saved]) -> Iterator[_Rehearsal]:

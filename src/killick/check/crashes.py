@@ -197,11 +197,6 @@ Outside = Callable[[Client, Sequence[Wait], World], bool]
 """The actions of people and other programs when the run waits; False if there is none."""
 
 
-def no_actors(client: Client, waits: Sequence[Wait], world: World) -> bool:
-    """No outside actors."""
-    return False
-
-
 @dataclass(frozen=True)
 class Ended:
     """How a run failed."""
@@ -219,7 +214,7 @@ class Scenario:
 
     agent: AnyAgent
     input: Any = None
-    outside: Outside = no_actors
+    outside: Outside = lambda client, waits, world: False
     warm: bool = True
     """Whether the waiting process itself continues when woken; else another one does."""
     behind: bool = False

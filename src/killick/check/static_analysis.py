@@ -32,10 +32,6 @@ class Spot(msgspec.Struct, frozen=True):
     instead: str
     loops: bool = False
 
-    @property
-    def place(self) -> str:
-        return f"{self.file}:{self.line}"
-
 
 _NOW: Final = "run.now(): the time that is on record"
 _CHANCE: Final = "run.random(): a number that is on record"

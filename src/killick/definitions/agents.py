@@ -192,30 +192,30 @@ class Registry:
 
     def __init__(self) -> None:
         self._agents: dict[str, Agent[Any, Any]] = {}
-        self._aliases: dict[str, str] = {}
 
     def add(self, declared: Agent[Any, Any]) -> None:
         self._agents[declared.name] = declared
-        for alias in declared.options.aliases:
-            self._aliases[alias] = declared.name
 
     def get(self, name: str) -> Agent[Any, Any]:
-        found = self._agents.get(name) or self._agents.get(self._aliases.get(name, ""))
+        found = self._agents.get(name) or self._aliases().get(name)
         if found is None:
             raise AgentUnknown(name, known=self._agents)
         return found
 
+    def _aliases(self) -> dict[str, Agent[Any, Any]]:
+        return {alias: each for each in self._agents.values() for alias in each.options.aliases}
+
     def names(self) -> tuple[str, ...]:
         """Every name and alias by which runs find an agent here."""
-        return (*self._agents, *self._aliases)
+        return (*self._agents, *self._aliases())
 
-    def copy(self) -> tuple[dict[str, Agent[Any, Any]], dict[str, str]]:
+    def copy(self) -> dict[str, Agent[Any, Any]]:
         """A copy of the declarations, for `restore`."""
-        return dict(self._agents), dict(self._aliases)
+        return dict(self._agents)
 
-    def restore(self, declared: tuple[dict[str, Agent[Any, Any]], dict[str, str]]) -> None:
+    def restore(self, declared: dict[str, Agent[Any, Any]]) -> None:
         """Restores the declarations of a copy."""
-        self._agents, self._aliases = dict(declared[0]), dict(declared[1])
+        self._agents = dict(declared)
 
 
 AGENTS: Final = Registry()

@@ -97,13 +97,6 @@ CHANGES: Final = get_args(Changes)
 
 def policy_of(name: str, options: dict[str, Any]) -> Policy:
     """The policy from a tool's options, validated."""
-    try:
-        return _policy(name, options)
-    except ContractRefused as refused:
-        raise DeclarationRefused(name, f"approve={options.get('approve')!r}: {refused}") from None
-
-
-def _policy(name: str, options: dict[str, Any]) -> Policy:
     options = {**options, "says_effect": "effect" in options}
     limit = options.pop("limit", ())
     options["limits"] = (limit,) if isinstance(limit, Limit) else tuple(limit)
@@ -115,7 +108,10 @@ def _policy(name: str, options: dict[str, Any]) -> Policy:
     options["patience"] = seconds(options.pop("patience", "1h"))
     approve = options.get("approve")
     if approve is not None and not callable(approve):
-        options["approve"] = approval_of(approve)
+        try:
+            options["approve"] = approval_of(approve)
+        except ContractRefused as refused:
+            raise DeclarationRefused(name, f"approve={approve!r}: {refused}") from None
     if options.get("identity") is not None:
         options["identity"] = names_of(options["identity"])
     options["consumes"] = names_of(options.get("consumes", ()))

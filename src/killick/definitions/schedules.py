@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -40,29 +40,19 @@ class Dues(msgspec.Struct, frozen=True):
     next: int
 
 
-class Schedule(Protocol):
-    """Says when something is wanted."""
-
-    def begin(self, now_us: int) -> int:
-        """The first time, for a schedule that begins now."""
-        ...
-
-    def dues(self, first: int, now_us: int) -> Dues:
-        """All times from one that was due, up to now."""
-        ...
-
-
 class Every(msgspec.Struct, frozen=True):
     """Again and again after the same time, counted from when it began; slow firings do not push later ones back."""
 
     interval_us: int
 
     def begin(self, now_us: int) -> int:
+        """The first time, for a schedule that begins now."""
         # Whole seconds make ids that can be read; below a second there are none.
         whole = 1_000_000 if self.interval_us % 1_000_000 == 0 else 1_000
         return now_us - now_us % whole + self.interval_us
 
     def dues(self, first: int, now_us: int) -> Dues:
+        """All times from one that was due, up to now."""
         count = (now_us - first) // self.interval_us + 1
         last = first + (count - 1) * self.interval_us
         latest = range(last - (min(count, ALL_MAX + 1) - 1) * self.interval_us, last + 1, self.interval_us)
@@ -104,6 +94,9 @@ class Cron(msgspec.Struct, frozen=True):
                 return found
             back *= 2
         return at
+
+
+Schedule: TypeAlias = Every | Cron
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -52,11 +52,6 @@ class ErasedSubject(msgspec.Struct, frozen=True, kw_only=True):
     in_backups: bool = False
 
 
-class _Known(NamedTuple):
-    cipher: Cipher | None
-    until: float
-
-
 class _Secret(NamedTuple):
     wrapped: bytes | None
     secret: bytes | None
@@ -70,7 +65,7 @@ class Keyring:
         self._store, self._masters, self._clock = store, masters, clock
         self._log = Log(store, clock=clock, behind=False)
         self._secrets: dict[bytes, _Secret] = {}
-        self._ciphers: dict[bytes, _Known] = {}
+        self._ciphers: dict[bytes, Cipher] = {}
         self._runs: dict[str, str] = {}
         self._store_id = self._current(_STORE)
         store_secret = self._secret(self._store_id)
@@ -114,7 +109,7 @@ class Keyring:
 
     def cipher(self, key: str) -> Cipher:
         """Returns a data key for use. Raises KeyRefused if it was destroyed: no effect may go unrecorded."""
-        found = self._known(e.from_text(key)).cipher
+        found = self._cipher(e.from_text(key))
         if found is None:
             raise KeyRefused(self._store.place, KEY_DESTROYED)
         return found
@@ -132,7 +127,7 @@ class Keyring:
 
     def decrypted(self, sealed: bytes, codec: bytes = b"data") -> bytes | None:
         """Returns plain bytes; None if their key was destroyed. ValueError if they are damaged."""
-        cipher = self._known(key_in(sealed)).cipher
+        cipher = self._cipher(key_in(sealed))
         if cipher is None:
             return None
         body = cipher.decrypt(sealed, codec)
@@ -140,17 +135,16 @@ class Keyring:
             raise ValueError("it was not encrypted by the key that it names")
         return body
 
-    def _known(self, key: bytes) -> _Known:
-        known, now = self._ciphers.get(key), self._clock.monotonic()
-        if known is None or now >= known.until:
-            secret = self._secret(key[:_ID_BYTES])
-            made = None if secret is None else known.cipher if known is not None else None
-            if secret is not None and made is None:
-                made = Cipher(key, derived(secret, key[_ID_BYTES:]), self.secret_key)
+    def _cipher(self, key: bytes) -> Cipher | None:
+        secret = self._secret(key[:_ID_BYTES])
+        if secret is None:
+            return None
+        found = self._ciphers.get(key)
+        if found is None:
             if len(self._ciphers) >= _KNOWN_MAX:
                 self._ciphers.clear()
-            known = self._ciphers[key] = _Known(made, self._secrets[key[:_ID_BYTES]].until)
-        return known
+            found = self._ciphers[key] = Cipher(key, derived(secret, key[_ID_BYTES:]), self.secret_key)
+        return found
 
     # the keys of owners -----------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ Agents and tools declared in a test are unregistered when it ends; those of impo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -49,60 +49,29 @@ def killick_play() -> Generator[Callable[..., BlockingPlay[Any]]]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
     """Unregisters a test's declarations, except those of modules that it imported."""
-    before = _declared()
+    before = {name: registry.copy() for name, registry in _registries()}
     try:
         return (yield)
     finally:
-        _forget(before)
+        for name, registry in _registries():
+            kept = _kept(registry.copy(), before.get(name, {}))
+            if isinstance(registry, dict):
+                registry.clear()
+                registry.update(kept)
+            else:
+                registry.restore(kept)
 
 
-class _Declared(NamedTuple):
-    """The registries: agents and their aliases, tools, hooks, triggers."""
-
-    agents: tuple[dict[str, Any], dict[str, Any]]
-    tools: dict[str, Any]
-    hooks: dict[str, Any]
-    triggers: dict[str, Any]
+REGISTRIES = {
+    "AGENTS": "definitions.agents", "TOOLS": "definitions.tools", "HOOKS": "workers.hooks", "TRIGGERS": "triggers",
+}  # fmt: skip
 
 
-def _declared() -> _Declared:
-    """Returns the current registries. A registry whose module is not imported yet is empty."""
-    agents, tools, hooks, triggers = _registries()
-    return _Declared(
-        agents.AGENTS.copy() if agents else ({}, {}),
-        dict(tools.TOOLS) if tools else {},
-        dict(hooks.HOOKS) if hooks else {},
-        triggers.TRIGGERS.copy() if triggers else {},
-    )
-
-
-REGISTRIES = ("definitions.agents", "definitions.tools", "workers.hooks", "triggers")
-
-
-def _registries() -> list[Any]:
-    return [sys.modules.get(f"killick.{name}") for name in REGISTRIES]
-
-
-def _forget(before: _Declared) -> None:
-    agents, tools, hooks, triggers = _registries()
-    (agents_before, aliases_before), tools_before, hooks_before, triggers_before = before
-    if agents:
-        declared, aliases = agents.AGENTS.copy()
-        kept = _kept(declared, agents_before)
-        stay = {alias: name for alias, name in aliases.items() if kept.get(name) is declared.get(name)}
-        agents.AGENTS.restore((kept, aliases_before | stay))
-    if tools:
-        _restore(tools.TOOLS, tools_before)
-    if hooks:
-        _restore(hooks.HOOKS, hooks_before)
-    if triggers:
-        triggers.TRIGGERS.restore(_kept(triggers.TRIGGERS.copy(), triggers_before))
-
-
-def _restore(declared: dict[str, Any], before: dict[str, Any]) -> None:
-    kept = _kept(declared, before)
-    declared.clear()
-    declared.update(kept)
+def _registries() -> Iterator[tuple[str, Any]]:
+    """Yields the registries of the modules that are imported already."""
+    for name, module in REGISTRIES.items():
+        if found := sys.modules.get(f"killick.{module}"):
+            yield name, getattr(found, name)
 
 
 def _kept(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
