@@ -81,8 +81,7 @@ _WIDEST: Final = """() => [...document.querySelectorAll("main *, body > *")]
   .slice(-3).map((each) => `<${each.localName} class="${each.getAttribute("class") || ""}">`).join(" ")"""
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize(("viewport", "dark"), [(WIDE, False), (PHONE, True)], ids=["wide-light", "phone-dark"])
 def test_axe_finds_nothing_on_any_page(full: str, watch: Watch, viewport: ViewportSize, dark: bool) -> None:
     assert AXE.is_file(), "no axe-core here, which this test asks; make build/axe.min.js"
     window, source = watch(full, viewport=viewport, dark=dark), AXE.read_text(encoding="utf-8")

@@ -16,11 +16,7 @@ from killick.store.sqlite.store import SqliteStore
 from store_contract import StoreContract
 
 
-class TestDecryptingMemoryStore(StoreContract):
-    def make(self, tmp_path: Path, clock: Clock) -> Store:
-        return beside(MemoryStore(clock=clock), MemoryStore(), clock)
-
-
+@pytest.mark.slow
 class TestDecryptingSqliteStore(StoreContract):
     def make(self, tmp_path: Path, clock: Clock) -> Store:
         self._keys = MemoryStore()
