@@ -135,9 +135,10 @@ class Host:
     ) -> Answer:
         """Asks a person and waits for the answer. The options are those of `run.ask`. Raises WaitExpired at the
         deadline if there is no default."""
-        asked = partial(_asked, prompt=prompt, to=to, timeout=timeout, default=default, options=options)
-        answer: Answer = await self._awaited(partial(_taken, asked, key))
-        return answer
+        asked = partial(
+            questions.ask, prompt=prompt, to=to, timeout=timeout, default=default, options=options, returns=Any
+        )
+        return await self._awaited(partial(_answered, asked, key))
 
     def ask_sync(
         self,
@@ -150,9 +151,10 @@ class Host:
         default: Any = questions.MISSING,
     ) -> Answer:
         """The same as `ask`, for blocking code."""
-        asked = partial(_asked, prompt=prompt, to=to, timeout=timeout, default=default, options=options)
-        answer: Answer = self._blocking(partial(_taken, asked, key))
-        return answer
+        asked = partial(
+            questions.ask, prompt=prompt, to=to, timeout=timeout, default=default, options=options, returns=Any
+        )
+        return self._blocking(partial(_answered, asked, key))
 
     # inside -----------------------------------------------------------------------------------
 
@@ -275,11 +277,7 @@ def _settled(ended: Future[T], task: asyncio.Task[T]) -> None:
         ended.set_result(task.result())
 
 
-async def _asked(ex: Execution, branch: Branch, **asked: Any) -> Answer:
-    return await questions.ask(ex, branch, **asked, returns=Any)
-
-
-async def _taken(asked: Callable[..., Coroutine[Any, Any, Answer]], key: str, hosted: ExternalBranches) -> Answer:
+async def _answered(asked: Callable[..., Coroutine[Any, Any, Answer]], key: str, hosted: ExternalBranches) -> Answer:
     answer: Answer = await hosted.take(key, None, asked)
     return answer
 

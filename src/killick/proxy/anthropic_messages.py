@@ -25,7 +25,7 @@ class Messages(Wire):
             why = why or "it begins the reply itself"
         choice = body.get("tool_choice")
         may_call = not is_map(choice) or choice.get("type") in ("auto", "any")
-        return ParsedBody(body, messages, tools, body.get("system"), body.get("stream") is True, why, may_call)
+        return ParsedBody(body, messages, tools, body.get("system"), why, may_call)
 
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
         return reply.get("stop_reason") in ("max_tokens", "refusal", "model_context_window_exceeded")

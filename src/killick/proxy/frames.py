@@ -14,10 +14,9 @@ DONE: Final = "[DONE]"
 
 
 class Frame(NamedTuple):
-    """One event: its raw bytes, its name, and its data."""
+    """One event: its raw bytes and its data."""
 
     raw: bytes
-    event: str
     data: str
 
     def read(self) -> dict[str, Any] | None:
@@ -56,15 +55,8 @@ class Frames:
 
 
 def _frame(raw: bytes) -> Frame:
-    event, data = "", list[str]()
-    for line in _LINES.split(raw.decode("utf-8", "replace")):
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            data.append(value)
-        elif name == "event":
-            event = value
-    return Frame(raw, event, "\n".join(data))
+    fields = [line.partition(":") for line in _LINES.split(raw.decode("utf-8", "replace"))]
+    return Frame(raw, "\n".join(value.removeprefix(" ") for name, _, value in fields if name == "data"))
 
 
 def framed(data: Any, event: str = "") -> bytes:

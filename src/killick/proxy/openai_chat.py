@@ -24,7 +24,7 @@ class Chat(Wire):
         if (body.get("n") or 1) != 1:
             why = why or "it wants several replies at once"
         may_call = body.get("tool_choice") in (None, "auto", "required")
-        return ParsedBody(body, messages, tools, None, body.get("stream") is True, why, may_call)
+        return ParsedBody(body, messages, tools, None, why, may_call)
 
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
         return any(choice.get("finish_reason") in ("length", "content_filter") for choice in maps(reply.get("choices")))
@@ -110,7 +110,7 @@ class ChatSplice(Splice):
             if is_map(delta) and any(delta.get(name) for name in delta if name != "role"):
                 open_end = {**chunk, "choices": [{**choice, "finish_reason": None}]}
                 open_end.pop("usage", None)
-                said = self._shown(Frame(b"", "", ""), open_end, open_end["choices"])
+                said = self._shown(Frame(b"", ""), open_end, open_end["choices"])
                 self._changed = True
             self._finish = {**chunk, "choices": [{**choice, "delta": {}}]}
         if not said:

@@ -21,7 +21,7 @@ class Responses(Wire):
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
         return ParsedBody(
             body, messages if is_list(messages) else [], tools if is_list(tools) else [], body.get("instructions"),
-            body.get("stream") is True, "the proxy does not page the Responses API",
+            "the proxy does not page the Responses API",
         )  # fmt: skip
 
     def said(self, reply: Mapping[str, Any]) -> list[Any]:

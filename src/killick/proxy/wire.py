@@ -22,7 +22,6 @@ class ParsedBody(msgspec.Struct, frozen=True):
     messages: list[Any]
     tools: list[Any]
     system: Any = None
-    streams: bool = False
     unpaged: str | None = None
     may_call: bool = True
     """Whether the model may call any tool, and so recall pages."""

@@ -351,16 +351,10 @@ def _handles(call: Call) -> list[str]:
 
 def _common(old: list[Any], new: list[Any]) -> int:
     """Returns the number of equal leading messages; usually all old ones."""
-    least, most = 0, min(len(old), len(new))
+    most = min(len(old), len(new))
     if old[:most] == new[:most]:
         return most
-    while least < most:
-        middle = (least + most + 1) // 2
-        if old[least:middle] == new[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
+    return next(at for at in range(most) if old[at] != new[at])
 
 
 def request_of(arguments: Any) -> tuple[Sequence[Any], Sequence[Any], Any] | None:

@@ -163,7 +163,8 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         parent, run_id = asked.get("checkpoint_id"), recorded.get("run_id")
 
         def value(packer: Packer) -> Mapping[str, Any]:
-            return {"parent": parent, **_saved(packer, checkpoint), "metadata": packer.each({"": recorded})[""]}
+            packed = {name: packer.pack(part) for name, part in recorded.items()}
+            return {"parent": parent, **_saved(packer, checkpoint), "metadata": packed}
 
         draft = Draft(at.name, {**_ns(at), **({"run": str(run_id)} if run_id is not None else {})}, value)
         thread = self._thread(asked["thread_id"])

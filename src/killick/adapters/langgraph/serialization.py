@@ -98,14 +98,6 @@ class Packer:
                 return self._unless_small(value, {key: self.pack(item, depth + 1) for key, item in value.items()})
         return self._typed(value)
 
-    def each(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Packs each field, and each part of dict fields, so that they can be read separately."""
-        packed: dict[str, Any] = {}
-        for name, value in fields.items():
-            named = type(value) is dict and all(type(key) is str for key in value)
-            packed[name] = {key: self.pack(part) for key, part in value.items()} if named else self.pack(value)
-        return packed
-
     def _unless_small(self, value: Any, packed: Any) -> Any:
         """Packs a list or dict by its parts; as one item if they are many and small."""
         if _has_items(packed) or len(msgspec.json.encode(packed)) <= PLAIN_BYTES_MAX:
