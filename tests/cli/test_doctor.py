@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from killick.cli.main import main
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.store import SqliteStore
+from killick.store.sqlite.file import SqliteFile
 
 Capture = pytest.CaptureFixture[str]
 APP = """
@@ -122,6 +126,28 @@ def test_runs_of_agents_that_the_app_does_not_declare_are_told(capsys: Capture, 
     assert done.returncode == 1
     assert "✗ 1 run is of an agent that the app does not declare\n" in done.stdout
     assert "  killick ps --agent doctored\n" in done.stdout
+
+
+def test_a_store_on_a_full_disk_is_examined_as_it_is(
+    capsys: Capture, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a process that has it open, SQLite needs room for its shared memory, and there is none."""
+
+    def full(*_: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    before = (here / "killick.db").read_bytes()
+    monkeypatch.setattr(SqliteFile, "_tune", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    out = did(capsys, code=1)
+    assert "✓ journal      WAL\n" in out
+    assert "✓ file         whole, by a quick check\n" in out
+    assert "✗ free         0 bytes on its device" in out
+    assert "✓ runs         1 waiting\n" in out
+    assert {each["name"] for each in data(capsys, code=1)["conditions"] if each["wrong"]} == {"durability", "free"}
+    assert (here / "killick.db").read_bytes() == before
 
 
 def test_a_store_that_cannot_be_looked_at_is_wrong(capsys: Capture, here: Path) -> None:

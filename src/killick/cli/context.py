@@ -149,6 +149,10 @@ class Shell:
             self._store = self._opened(create=False)
         return self._store
 
+    def open_read_only(self) -> None:
+        """Opens a store on a full disk, where it cannot be opened: no process has it open, so none writes to it."""
+        self._store = decrypting(open_store(self.url, create=False, read_only=True))
+
     @cached_property
     def log(self) -> Log:
         """The log over the store."""

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from typing import Any, Final, NamedTuple
 
 import click
@@ -28,7 +28,6 @@ STATUSES: Final = (*listing.STATUSES, "broken")
 _URGENT: Final = ("broken", "abandoned", "code_mismatch", "failed", "waiting", "running", "paused", "queued")
 """The order of a live table; ended runs come last."""
 
-PAGE: Final = 10_000
 LOOK_SECONDS: Final = 0.5
 MARKED_US: Final = 3_000_000
 """How long a changed run is highlighted."""
@@ -119,15 +118,8 @@ class Listing:
         query, others = self.wanted.query, tuple(each for each in status if each != "broken")
         queries = [replace(query, status=others)] if others or not status else []
         queries += [replace(query, status=(), quarantined=True)] if "broken" in status else []
-        found = {row.number: row for each in queries for row in self._pages(each, limit)}
+        found = {row.number: row for each in queries for row in listing.selected(self.shell.store, each, limit=limit)}
         return [found[number] for number in sorted(found, reverse=True)][:limit]
-
-    def _pages(self, query: RunQuery, limit: int) -> Iterator[RunRow]:
-        before = None
-        while limit > 0:
-            page = listing.selected(self.shell.store, query, before=before, limit=min(limit, PAGE))
-            yield from page
-            limit, before = (limit - PAGE, page[-1].number) if len(page) == PAGE else (0, None)
 
     def seen(self, *, urgent: bool = False) -> list[Seen]:
         """The newest runs that match; with `urgent` by how much they need a person, ended ones last."""

@@ -47,11 +47,9 @@ def conditions(file: SqliteFile) -> list[Condition]:
 def _settings(file: SqliteFile) -> Iterator[Condition]:
     yield Condition("engine", f"SQLite {sqlite3.sqlite_version}")
     yield Condition("format", str(STORE_FORMAT))
-    with file.reading() as db:
-        mode = str(db.execute("PRAGMA journal_mode").fetchone()[0]).upper()
-    wrong = (
-        None if mode == "WAL" else "commits are not safe in it; close every process that has it open, and check again"
-    )
+    with file.path.open("rb") as opened:  # a connection that cannot write does not know the mode
+        mode = "WAL" if opened.read(20)[18:] == b"\2\2" else "DELETE"
+    wrong = None if mode == "WAL" else "commits are not safe; close every process that has it open, and check again"
     yield Condition("journal", mode, wrong)
     try:
         with file.writing() as db:

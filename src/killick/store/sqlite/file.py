@@ -86,6 +86,7 @@ class SqliteFile(ForkedMutex):
         setup: Setup,
         kind: FileKind | None = None,
         accept_loss: bool = False,
+        read_only: bool = False,
     ) -> None:
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
             needed = ".".join(map(str, SQLITE_NEEDED))
@@ -111,7 +112,7 @@ class SqliteFile(ForkedMutex):
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
         self._copy: TemporaryDirectory[str] | None = None
-        self._source = path.absolute().as_uri() if not _is_read_only(path) else self._read_only_source()
+        self._source = self._read_only_source() if read_only or _is_read_only(path) else path.absolute().as_uri()
         # SQLite creates the WAL and the shared memory with this file's mode.
         reserve(path)
         with self.explained():
@@ -125,7 +126,7 @@ class SqliteFile(ForkedMutex):
         register_for_forks(self)
 
     def _read_only_source(self) -> str:
-        """Reads a file on read-only media in place, or, since SQLite cannot read its WAL there, as a private copy."""
+        """Reads a file that no process writes in place, or as a private copy: SQLite cannot read its WAL there."""
         wal = Path(f"{self.path}-wal")
         if not wal.exists() or not wal.stat().st_size:
             return f"{self.path.absolute().as_uri()}?immutable=1"

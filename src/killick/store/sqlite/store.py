@@ -86,6 +86,7 @@ class SqliteStore:
     busy_seconds  how long to wait for the write lock
     create        whether to create a missing file
     accept_loss   open a file whose write-ahead log is missing, without the commits that were in it
+    read_only     write nothing; for a file that no process writes meanwhile
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class SqliteStore:
         busy_seconds: float = 60.0,
         create: bool = True,
         accept_loss: bool = False,
+        read_only: bool = False,
         clock: Clock | None = None,
         ids: Ids | None = None,
     ) -> None:
@@ -106,10 +108,10 @@ class SqliteStore:
             for key, value in (("id", ids.new("store").encode()), ("secret_key", ids.key())):
                 writer.execute(Q.put_meta, (key, value, row_check(key, value)))
 
-        path = Path(path)
         self._file = SqliteFile(
-            path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup, accept_loss=accept_loss
-        )
+            Path(path), durability=durability, busy_seconds=busy_seconds, create=create, setup=setup,
+            accept_loss=accept_loss, read_only=read_only,
+        )  # fmt: skip
         try:
             with self._file.reading() as db:
                 meta = {key: value for key, value, checksum in db.execute(Q.meta) if row_check(key, value) == checksum}
@@ -120,8 +122,8 @@ class SqliteStore:
             raise
         self.id: str = meta["id"].decode()
         self.secret_key: bytes = meta["secret_key"]
-        self._holders = Holders(path)
-        self._notifier = Notifier(path, detector=self._file.commit_detector)
+        self._holders = Holders(self._file.path)
+        self._notifier = Notifier(self._file.path, detector=self._file.commit_detector)
         self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
 
     @property

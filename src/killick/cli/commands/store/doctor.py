@@ -11,7 +11,7 @@ from killick.cli import style as paint
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import Exit
 from killick.cli.style import many
-from killick.errors import StoreError
+from killick.errors import StoreError, StoreFull
 from killick.history.doctor import Diagnosis, Finding, examine
 from killick.presenting.encoder import document
 from killick.store import namespaces
@@ -40,8 +40,12 @@ def doctor_command(shell: Shell) -> Exit:
     """
     try:
         shell.load_app()
+        try:
+            _ = shell.store
+        except StoreFull:
+            shell.open_read_only()
         found = examine(shell.log, clock=shell.clock, knows=_is_declared if shell.app else None)
-    except StoreError as error:
+    except (StoreError, OSError) as error:
         shell.emit({"store": shell.shown_url, "wrong": 1, "unreachable": str(error)})
         shell.say("✗", (shell.shown_url, "bold"), f"  cannot be examined: {error}")
         return Exit.BAD
