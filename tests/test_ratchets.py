@@ -20,7 +20,7 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6993, "agents": 1179, "archive": 1862, "audit": 1261, "check": 3509, "cli": 8100, "client": 2252,
+    "adapters": 6993, "agents": 1179, "archive": 1862, "audit": 1255, "check": 3505, "cli": 8100, "client": 2252,
     "contracts": 2722, "definitions": 1811, "encryption": 591, "engine": 12673, "history": 7091, "llm": 1152, "log":
     2624, "model": 4923, "presenting": 2859, "proxy": 2402, "replay": 734, "store": 7719, "testing": 1020, "top": 2012,
     "web": 8431, "window": 2699, "workers": 2659, "workspace": 4833,
