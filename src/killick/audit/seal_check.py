@@ -54,7 +54,7 @@ def verify(
     if kept is not None:
         check.against(kept)
     elif proves is not None and made is None:
-        check.nothing()
+        check.say(None, "has no seals that the key could prove")
     check.runs(run, progress)
     return report
 
@@ -69,7 +69,7 @@ class _Check:
         self._wanted: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._trees: dict[tuple[str, int], tuple[Frontier, bytes | None]] = {}
 
-    def _say(self, run: str | None, what: str, seq: int | None = None) -> None:
+    def say(self, run: str | None, what: str, seq: int | None = None) -> None:
         self._report.problems.append(Problem(where="seals", what=what, run=run, seq=seq))
 
     def _explain(self, run: str, what: str, seq: int | None = None) -> None:
@@ -88,15 +88,15 @@ class _Check:
         tree, made = Frontier(), None
         for found in seals(self._log):
             if not isinstance(found, Seal):
-                self._say(SEALS, found[1], found[0])
+                self.say(SEALS, found[1], found[0])
                 break
             try:
                 wrong = self._seal(found, tree, made.event.number if made is not None else 0)
             except (ValueError, IndexError, ProofBroken, msgspec.DecodeError) as error:
-                self._say(SEALS, f"seal {found.event.number} cannot be read ({error})", found.seq)
+                self.say(SEALS, f"seal {found.event.number} cannot be read ({error})", found.seq)
                 break
             if wrong is not None:
-                self._say(SEALS, f"seal {found.event.number} {wrong}", found.seq)
+                self.say(SEALS, f"seal {found.event.number} {wrong}", found.seq)
             made = found
             self._report.seals += 1
         return made
@@ -128,30 +128,26 @@ class _Check:
                 return f"does not know {known.run} as it was sealed"
         return None
 
-    def nothing(self) -> None:
-        """Reports that a key was given but nothing is sealed."""
-        self._say(None, "has no seals that the key could prove")
-
     def signature(self, made: Seal, key: Ed25519PublicKey) -> None:
         """Checks the last checkpoint's signature, which covers all earlier seals, also those of other keys."""
         try:
             read_checkpoint(made.note).check(key)
         except ProofBroken as broken:
-            self._say(SEALS, f"seal {made.event.number}: its checkpoint {broken.reason}", made.seq)
+            self.say(SEALS, f"seal {made.event.number}: its checkpoint {broken.reason}", made.seq)
 
     def against(self, kept: Checkpoint) -> None:
         """Compares the seals with a kept checkpoint, which they must extend."""
         if kept.origin != self._store.id:
-            self._say(None, f"the checkpoint is of another store, {kept.origin}; this one is {self._store.id}")
+            self.say(None, f"the checkpoint is of another store, {kept.origin}; this one is {self._store.id}")
             return
         size = len(self._hashed)
         if kept.size > size:
             what = f"was rolled back or cut: its seals end at {size} of the {kept.size} entries of the checkpoint"
-            self._say(None, what)
+            self.say(None, what)
         elif root(self._hashed[: kept.size]) == kept.root:
             return
         else:
-            self._say(SEALS, f"its first {kept.size} entries are not what the checkpoint signs{self._among(kept)}")
+            self.say(SEALS, f"its first {kept.size} entries are not what the checkpoint signs{self._among(kept)}")
         if kept.listed is not None:
             # An unsigned entry proves nothing about where a run differs.
             before = frontier(kept.listed.first, kept.listed.peaks)
@@ -207,7 +203,8 @@ class _Check:
         at: defaultdict[int, list[SealedRun]] = defaultdict(list)
         for entry in entries:
             at[entry.seq].append(entry)
-        wrong, fitted = next((self._back(entry) for entry in entries if entry.gone is not None), None), 0
+        back = next((entry for entry in entries if entry.gone is not None), None)
+        wrong, fitted = None if back is None else (1, f"was sealed as {back.gone}, and is there again"), 0
         try:
             tree, before = self._start(head, there)
             for leaf in leaves(self._store, head, after=tree.size, before=before):
@@ -228,11 +225,8 @@ class _Check:
             if wrong is None and beyond > head.seq:
                 wrong = (head.seq + 1, f"ends at event {head.seq}, and was sealed at event {beyond}")
         if wrong is not None:
-            self._say(head.run, wrong[1], wrong[0])
+            self.say(head.run, wrong[1], wrong[0])
         yield head.seq - head.base
-
-    def _back(self, entry: SealedRun) -> tuple[int, str]:
-        return 1, f"was sealed as {entry.gone}, and is there again"
 
     def _start(self, head: Head, there: dict[str, Head]) -> tuple[Frontier, bytes | None]:
         """The tree that a fork starts from: its parent's tree at the fork point."""
@@ -268,11 +262,11 @@ class _Check:
         for run in runs:
             last = SealedRun.read(list(self._wanted[run])[-1])
             if last.gone == "removed":
-                self._say(run, f"is gone: it was removed after event {last.seq}, and nothing says where to")
+                self.say(run, f"is gone: it was removed after event {last.seq}, and nothing says where to")
             elif last.gone is None and run in pruned_runs:
                 self._explain(run, f"was pruned into {pruned_runs[run][0].file}, which no seal records yet", last.seq)
             elif last.gone is None:
-                self._say(run, f"is gone: it was sealed at event {last.seq}, and nothing says where to")
+                self.say(run, f"is gone: it was sealed at event {last.seq}, and nothing says where to")
 
 
 def _owner(elders: list[Head], seq: int) -> str:

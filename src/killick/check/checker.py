@@ -227,11 +227,11 @@ class _Checking:
             for kind in kinds if _acts(called) else kinds[:3]:
                 yield _Rehearsal(_WAYS[kind], base, Trouble(kind, called.run, called.step))
         for number, trouble in enumerate(paths):
-            left: list[Saved] = []
+            left: list[Saved] | None = [] if number < PATHS_MAX and trouble.kind in MEASURED else None
             path = _Rehearsal(_WAYS[trouble.kind], base, trouble)
             story = self._simulated(path, left)
             yield path._replace(story=story)
-            if number < PATHS_MAX and trouble.kind in MEASURED and story.status:
+            if left is not None and story.status:
                 yield from _everywhere(story, trouble, left)
         # A sample, spread over the run, also dies again during recovery.
         for number, each in enumerate(twice):

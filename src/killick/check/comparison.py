@@ -23,7 +23,7 @@ from killick.log import Log
 from killick.model import events as e
 from killick.store.records import RunQuery
 
-ObservedKind = Literal["twice", "missing", "lost", "state", "ends", "diverges", "hangs", "breaks", "not_undone"]
+ObservedKind = Literal["twice", "lost", "state", "ends", "diverges", "hangs", "breaks", "not_undone"]
 
 CODE_CHARS_MAX: Final = 80
 
@@ -363,7 +363,7 @@ class FindingCollector:
                     why=observed.detail, seen=seen, times=times,
                     fix="decide only by the input, the results of steps, run.now, run.random and run.uuid",
                 )  # fmt: skip
-            case "lost" | "missing":
+            case "lost":
                 return Finding(
                     kind="lost", title=f"step {observed.subject} is lost", where=agent, why=observed.detail, seen=seen,
                     times=times, fix="let the code take the same steps each time it runs",

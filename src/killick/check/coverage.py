@@ -93,9 +93,7 @@ class Coverage:
             lines_reached=len(lines) - len(never),
             lines_never=tuple(_ranges(never)),
             branches=len(branches),
-            branches_never=tuple(
-                f"{relative(each.file)}:{each.line} {each.way}" for each in branches if not self._took(each)
-            ),
+            branches_never=tuple(str(each) for each in branches if not self._took(each)),
         )
 
     def _has_run(self, file: str, lines: range) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -146,10 +145,9 @@ class World:
 
     def copied(self) -> Self:
         """Returns an independent copy."""
-        twin = copy.copy(self)
+        twin = object.__new__(type(self))
         for name, value in vars(self).items():
-            if isinstance(value, (dict, list, set)):
-                setattr(twin, name, value.copy())
+            vars(twin)[name] = value.copy() if isinstance(value, (dict, list, set)) else value
         if self.stand_in is not None:
             twin.stand_in = cast("ToolInterceptor", twin)
         return twin
