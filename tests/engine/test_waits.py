@@ -753,6 +753,58 @@ def test_r26_a_wait_reads_the_message_that_it_takes_and_not_the_whole_inbox(
     assert len(found) < 50 + 20  # and a few once, on opening
 
 
+def _after_first_inbox(kd: killick.Client, monkeypatch: pytest.MonkeyPatch, then: Any) -> list[Any]:
+    """Calls `then` when the client has read an inbox for the first time; returns what it reads."""
+    inbox, reads = kd.runtime.store.inbox, list[Any]()
+
+    def read(*args: Any, **options: Any) -> Any:
+        reads.append(inbox(*args, **options))
+        if len(reads) == 1:
+            then()
+        return reads[-1]
+
+    monkeypatch.setattr(kd.runtime.store, "inbox", read)
+    return reads
+
+
+def test_r26_a_woken_run_reads_its_inbox_once(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    @killick.agent(name="listens_once")
+    async def agent(run: killick.Run) -> Any:
+        return await run.wait("a")
+
+    park(processes.new(), agent)
+    kd = processes.new()
+    kd.send("r", "a", 1)
+    reads = _after_first_inbox(kd, monkeypatch, lambda: None)
+    assert kd.run(agent, id="r") == 1
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize("kind", ["answer", "message"])
+def test_r26_what_comes_after_a_woken_run_read_its_inbox_wakes_it_as_well(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    @killick.agent(name=f"late_{kind}")
+    async def agent(run: killick.Run) -> Any:
+        if kind == "answer":
+            return (await run.ask("well?", to=("ann", "bo"), need=2)).kind
+        return list(await run.gather(run.wait("a"), run.wait("b")))
+
+    def tell(which: int) -> None:
+        teller = processes.new()
+        if kind == "answer":
+            teller.answer("r", "approve", by=("ann", "bo")[which])
+        else:
+            teller.send("r", "ab"[which], which)
+
+    park(processes.new(), agent)
+    tell(0)
+    kd = processes.new()
+    reads = _after_first_inbox(kd, monkeypatch, lambda: tell(1))
+    assert kd.run(agent, id="r") == ("approve" if kind == "answer" else [0, 1])
+    assert len(reads[0]) == 1
+
+
 def test_r26_messages_that_are_there_already_are_taken_in_far_fewer_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

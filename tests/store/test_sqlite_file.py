@@ -220,7 +220,7 @@ except StoreReadOnly as error:
 """
 
 
-def test_a_lease_is_not_flushed_and_every_commit_after_it_is(tmp_path: Path) -> None:
+def test_a_lease_and_its_release_are_not_flushed_and_every_commit_after_them_is(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "killick.db")
 
     def flushes() -> int:
@@ -233,6 +233,12 @@ def test_a_lease_is_not_flushed_and_every_commit_after_it_is(tmp_path: Path) -> 
     assert flushes() == full
     with pytest.raises(RunUnknown):
         store.lease("nothing", "me", seconds=1)
+    assert flushes() == full
+    first, statements = started("run_1"), list[str]()
+    Log(store).create(first.event, first.values or {}, holder="me")
+    store._file._writer.set_trace_callback(statements.append)
+    store.release("run_1", epoch=1)
+    assert statements[0] == "PRAGMA synchronous = NORMAL"
     assert flushes() == full
     store.close()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import Context as Variables
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -221,6 +221,7 @@ class Execution:
         self.progress: dict[e.StepId, Any] = {}
         self._is_first = True
         self.parked = False
+        self.inbox: Sequence[Message] = ()  # unconsumed when the run was opened; none if they were many
         self.taken: set[int] = set()
         self.last_taken: dict[str, int] = {}
         self.asked_of: dict[e.StepId, tuple[tuple[str, ...], list[str] | None]] = {}
@@ -314,9 +315,7 @@ class Execution:
 
     def _failed(self, error: KillickError) -> NoReturn:
         """Close the handle after a failed commit. A value that cannot be stored is an error of the caller."""
-        if isinstance(error, ValueRefused):
-            raise error
-        raise self.interrupted(self.log.failure or error)
+        raise error if isinstance(error, ValueRefused) else self.interrupted(self.log.failure or error)
 
     def interrupted(self, error: BaseException) -> Signal:
         """Close the handle after an error of the store. It is no failure of the run, which resumes later."""
@@ -502,10 +501,9 @@ class Execution:
 
     async def until_idle(self, seconds: float) -> None:
         """Wait until the agent ended, every branch is idle, a message came, or the time is up."""
-        if not self.stirred.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self.stirred.wait()
+        timer = self.loop.call_later(seconds, self.stirred.set)
+        await self.stirred.wait()
+        timer.cancel()
 
     def close(self, signal: Signal, *, cut: bool = False) -> None:
         """Close the handle: waits end with the signal now, other branches meet it at their next step.

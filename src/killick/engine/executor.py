@@ -301,7 +301,7 @@ class Executor:
             if facts.cancelling:
                 ex.close(Cancelling())
             else:
-                waits.look(ex)
+                waits.look(ex, opening=True)
             self._start(ex, point)
         except BaseException as error:
             observers.end_span(ex, error=error)

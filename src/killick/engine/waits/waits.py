@@ -35,6 +35,9 @@ from killick.store.records import ENDED, Message, is_own
 _READ_AT_ONCE: Final = 16
 """An inbox of fewer messages is read whole; a larger one by the names that the waits take."""
 
+_NAMES: Final = {"": (COMMAND, ANSWER, VOTE, CHILD), "answer": (ANSWER, VOTE), "settlement": (ANSWER,)}
+"""The messages of Killick's own that a wait takes; "": that any run takes."""
+
 
 def refusal(verbs: Sequence[str], options: Sequence[Any], verb: str, value: Any) -> str | None:
     """Why a verb, with or without a value, is no answer to a wait; None where it is one."""
@@ -129,13 +132,12 @@ async def until(ex: Execution, waiter: Waiter) -> Closed:
         raise ex.signal
     raise_if_intervened(ex, waiter.step)
     ex.waiters[waiter.step] = waiter
-    look(ex, only=waiter)
-    if waiter.future.done():
-        ex.waiters.pop(waiter.step, None)
-        return waiter.future.result()
-    waiter.resting = True
-    ex.mark_idle()
     try:
+        look(ex, only=waiter)
+        if waiter.future.done():
+            return waiter.future.result()
+        waiter.resting = True
+        ex.mark_idle()
         closed = await waiter.future
         if ex.files is not None:
             ex.files.ended()
@@ -210,11 +212,11 @@ def next_deadline(ex: Execution) -> int | None:
 # the inbox ----------------------------------------------------------------------------------------
 
 
-def look(ex: Execution, *, only: Waiter | None = None) -> None:
+def look(ex: Execution, *, only: Waiter | None = None, opening: bool = False) -> None:
     """Takes the run's messages in their order, then its expired timers."""
     if ex.signal is not None:
         return
-    for message in _waiting_messages(ex, only):
+    for message in _waiting_messages(ex, only, opening):
         if message.number not in ex.taken:
             _take(ex, message)
         if ex.signal is not None:
@@ -231,21 +233,25 @@ def look(ex: Execution, *, only: Waiter | None = None) -> None:
                 end(ex, waiter, Closed(0, "expired"))
 
 
-def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
+def _waiting_messages(ex: Execution, only: Waiter | None, opening: bool) -> Sequence[Message]:
     """The messages that the waits of this run may take, in order. The inbox may hold very many others."""
-    store = ex.engine.log.store
-    if only is not None:
-        if only.message is not None:
-            return [only.message]
-        names = {"answer": {ANSWER, VOTE}, "settlement": {ANSWER}}.get(only.waits_for, set[str]())
-    else:
-        row = store.index(ex.run_id)
-        if row is None or row.delivered == ex.log.seen:
-            return []
-        ex.log.seen = row.delivered
-        names = {COMMAND, ANSWER, VOTE, CHILD}
+    store, log = ex.engine.log.store, ex.log
+    few: Sequence[Message] | None = store.inbox(ex.run_id, limit=_READ_AT_ONCE) if opening else None
+    if few is not None and len(few) < _READ_AT_ONCE:
+        ex.inbox, log.seen = few, few[-1].number if few else 0
+    elif only is None:
+        if (row := store.index(ex.run_id)) is None or row.delivered == log.seen:
+            return ()
+        log.seen = row.delivered
+    elif only.message is not None:
+        return (only.message,)
+    elif ex.inbox and log.seen == ex.inbox[-1].number:
+        few = ex.inbox  # the look before the run parks finds what came later
+    names = _NAMES.get("" if only is None else only.waits_for, ())
     waiting = Counter(w.name for w in ([only] if only else ex.waiters.values()) if w.waits_for == "event")
-    if len(names) + len(waiting) > 1 and len(few := store.inbox(ex.run_id, limit=_READ_AT_ONCE)) < _READ_AT_ONCE:
+    if few is None and len(names) + len(waiting) > 1:
+        few = store.inbox(ex.run_id, limit=_READ_AT_ONCE)
+    if few is not None and len(few) < _READ_AT_ONCE:
         return [message for message in few if message.name in names or message.name in waiting]
     # Waits take the messages of a name in their order, one each: no others are read.
     found = [store.inbox(ex.run_id, name=n, after=ex.last_taken.get(n, 0), limit=count) for n, count in waiting.items()]
@@ -255,8 +261,7 @@ def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
 
 def next_message(ex: Execution, name: str) -> Message | None:
     """The oldest message of a name that no wait took."""
-    store, after = ex.engine.log.store, ex.last_taken.get(name, 0)
-    return next(iter(store.inbox(ex.run_id, name=name, after=after, limit=1)), None)
+    return next(iter(ex.engine.log.store.inbox(ex.run_id, name=name, after=ex.last_taken.get(name, 0), limit=1)), None)
 
 
 def _take(ex: Execution, message: Message) -> None:
@@ -269,14 +274,13 @@ def _take(ex: Execution, message: Message) -> None:
     elif message.name != SAID:
         for waiter in sorted(ex.waiters.values(), key=lambda waiter: waiter.opened):
             if waiter.waits_for == "event" and waiter.name == message.name and not waiter.future.done():
-                body = body_of(ex.engine.log, message)
-                end(ex, waiter, Closed(0, "answered", by=message.by, answer=body), message)
+                end(ex, waiter, Closed(0, "answered", by=message.by, answer=body_of(ex.engine.log, message)), message)
                 return
 
 
-def _drop(ex: Execution, message: Message) -> None:
+def _drop(ex: Execution, message: Message, *entries: Entry) -> None:
     ex.taken.add(message.number)
-    ex.write_behind(Entry(message_taken(message, ex.now_us())), takes=(message.number,))
+    ex.write_behind(Entry(message_taken(message, ex.now_us())), *entries, takes=(message.number,))
 
 
 def _answered(ex: Execution, message: Message) -> None:
@@ -361,16 +365,14 @@ def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
     for name in (ANSWER, VOTE):
         for message in ex.engine.log.store.inbox(ex.run_id, name=name):
             if message.number not in ex.taken and _is_for(message, answer):
-                _drop(ex, message)
                 note = f"the answer of {message.by or 'a person'} came to a question that is no longer open"
-                ex.write_behind(ex.noted(note, step))
+                _drop(ex, message, ex.noted(note, step))
 
 
 def _ignore(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
     """An answer that does not fit counts as none: the same is asked again, under an id that is free."""
-    _drop(ex, message)
     note = f"the answer of {message.by or 'a person'} does not fit and was ignored: {misfit}"
-    ex.write_behind(ex.noted(note, waiter.step))
+    _drop(ex, message, ex.noted(note, waiter.step))
     _ask_again(ex, waiter, message)
 
 

@@ -184,7 +184,8 @@ class SqliteFile(ForkedMutex):
 
     def leasing(self) -> Writing:
         """As `writing`, without a flush. The flush of the next commit covers it, and no effect comes before that: a
-        power failure undoes a lease together with all that its holder wrote."""
+        power failure undoes a lease together with all that its holder wrote. A release that it undoes is the lease of
+        a dead holder."""
         return self._leasing
 
     def reading(self) -> Reading:

@@ -181,8 +181,7 @@ class SqliteStore:
 
     def row(self, run: str, seq: int) -> Row | None:
         with self._file.reading() as db:
-            number = number_of(db, run)
-            found = None if number is None else db.execute(Q.event, ((number << SEQ_BITS) + seq,)).fetchone()
+            found = db.execute(Q.row, (run, seq)).fetchone()
         return None if found is None else Row(*found)
 
     def opening(self, run: str, *, fold: int) -> Opening | None:
@@ -341,7 +340,7 @@ class SqliteStore:
             return {head[1]: head[4] for head in renewed}
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
-        with self._file.writing() as db:
+        with self._file.leasing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
                 return

@@ -43,6 +43,10 @@ SELECT id & 4294967295, body, NULL, hash FROM events WHERE id > ? AND id <= ? OR
 -- name: event
 SELECT id & 4294967295, body, data, hash FROM events WHERE id = ?
 
+-- name: row
+SELECT id & 4294967295, body, data, hash FROM events
+WHERE id = (SELECT number << 32 FROM heads WHERE run = ? AND NOT removed) + ?
+
 -- name: erase_event
 UPDATE events SET data = NULL WHERE id = ?
 
