@@ -19,6 +19,9 @@ from killick.workspace.vault.locks import explained, is_same_file, try_lock, unl
 PACK_BYTES_MAX: Final = 256 << 20
 """A pack of this length is closed for appending."""
 
+LOOSE_BYTES_MAX: Final = 32 << 20
+"""The same for a loose pack: short, so that compressing it is quick."""
+
 _CANDIDATES_MAX: Final = 1_000
 
 
@@ -47,6 +50,7 @@ class Packs:
         self.folder = folder
         self.place = place
         self.pack_bytes_max = PACK_BYTES_MAX
+        self.loose_bytes_max = LOOSE_BYTES_MAX
         self._above = os.fspath(folder)
         self._last: int | None = None
 
@@ -116,6 +120,11 @@ class Packs:
             pack = self._made(index)
             self._last = pack.number
             return pack
+
+    def take_new(self, index: Index) -> Pack:
+        """Returns a new pack."""
+        with explained(self.place):
+            return self._made(index)
 
     def _candidates(self, index: Index) -> Iterator[int]:
         if self._last is not None:
