@@ -114,7 +114,7 @@ def test_what_cannot_be_served_is_one_line(capsys: Capture, words: tuple[str, ..
 
 def test_a_worker_without_agents_is_refused(capsys: Capture) -> None:
     before = AGENTS.copy()
-    AGENTS.restore(({}, {}))
+    AGENTS.restore({})
     try:
         code, _, err = call(capsys, "serve", "--worker")
     finally:
