@@ -55,11 +55,11 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
     finally:
         for name, registry in _registries():
             kept = _kept(registry.copy(), before.get(name, {}))
-            if isinstance(registry, dict):
+            if hasattr(registry, "restore"):
+                registry.restore(kept)
+            else:  # a plain dict
                 registry.clear()
                 registry.update(kept)
-            else:
-                registry.restore(kept)
 
 
 REGISTRIES = {
