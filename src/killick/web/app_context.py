@@ -39,17 +39,18 @@ class AppContext:
         self.client = client
         client.runtime.log.keep_folds(FOLDS_KEPT)
         self.access = access
-        self.mask = mask
+        self.mask = Redaction(client) if mask is None else mask
         self.webhooks = dict(webhooks or {})
-        self.hub = Hub(client, mask=mask)
+        self.hub = Hub(client, mask=self.mask)
         self.questions = Questions(client)
-        self.listing = Listing(client.runtime.log, whole=True, through=self._seen if mask else None)
-        self.tallies = Tallies(client, self._seen if mask else None)
+        through = self._seen if self.mask else None
+        self.listing = Listing(client.runtime.log, whole=True, through=through)
+        self.tallies = Tallies(client, through)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def _seen(self, run: str, values: dict[str, Any]) -> dict[str, Any]:
         """The values of a run that the caller may see."""
-        seen: dict[str, Any] = values if self.mask is None else self.mask.over(values, run=run)
+        seen: dict[str, Any] = self.mask.over(values, run=run)
         return seen
 
     def turn(self, person: Person) -> asyncio.Semaphore:

@@ -115,13 +115,12 @@ class _Endpoint:
     async def _problem(self, request: Request, error: Exception) -> Problem:
         """A problem, redacted: an error may quote values that the caller may not see."""
         problem = problem_of(error)
-        mask = self.context.mask
-        if mask is None or not mask.fields:
+        if not self.context.mask:
             return problem
         given = [*request.path_params.items(), *request.query_params.multi_items()]
         named = [(name, str(value).replace(SLASH, "/")) for name, value in given if name in _NAMES_RUNS]
         runs = {value.rpartition(":")[0] if name == "wait" else value for name, value in named}
-        fields = await run_in_threadpool(mask.over, {"detail": problem.detail, **problem.more}, run=runs)
+        fields = await run_in_threadpool(self.context.mask.over, {"detail": problem.detail, **problem.more}, run=runs)
         return Problem(problem.status, code=problem.code, headers=problem.headers, **fields)
 
     async def _call(self, request: Request) -> Call[Any, Any]:
@@ -185,7 +184,7 @@ class _Endpoint:
     def _redacted(self, found: Any, call: Call[Any, Any]) -> Any:
         """A handler's document as plain JSON, with the redacted fields hidden."""
         doc, mask = document(found), self.context.mask
-        if mask is None or not mask.fields or not self.route.veils:
+        if not mask or not self.route.veils:
             return doc
         masked = mask.over(doc, run=getattr(call.asked, "run", None))
         # The caller's own values are returned unchanged: redacting them would confirm a right guess.

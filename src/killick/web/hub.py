@@ -231,23 +231,18 @@ class Hub:
             return await asyncio.to_thread(self._paged, run, after)
 
     def _paged(self, run: str, after: int) -> Page:
-        frames: list[bytes] = []
-        size, seq = 0, after
+        frames, seq = b"", after
         for recorded in self._client.runtime.log.read(run, after=after, limit=PAGE_EVENTS):
-            if size > PAGE_BYTES:
+            if len(frames) > PAGE_BYTES:
                 break
-            frame = self._frame(run, recorded)
-            frames.append(frame)
-            size, seq = size + len(frame), recorded.seq
-        return Page(b"".join(frames), seq)
+            frames, seq = frames + self._frame(run, recorded), recorded.seq
+        return Page(frames, seq)
 
     def _frame(self, run: str, recorded: Recorded) -> bytes:
         """One event as it is sent: with its values, as they are in the log."""
         event = documents.event(self._client.runtime.log, run, recorded)
         data: Any = document(event)
-        if self._mask is not None and self._mask.fields:
-            data = self._mask.over(data, run=run)
-        return frame(event.kind, data, id=event.seq)
+        return frame(event.kind, data if self._mask is None else self._mask.over(data, run=run), id=event.seq)
 
 
 def _notify_all(followers: Iterable[Follower]) -> None:

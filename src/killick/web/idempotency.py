@@ -84,7 +84,7 @@ class IdempotencyKeys:
 
     async def around(self, call: Call[Any, Any], route: Route, carry_out: CarryOut) -> Response:
         """Carry a write out, unless its key says that it was."""
-        named, digest = _named(call), await _digest(call)
+        named, digest = _named(call), sha256(b"%s\0%s" % (call.written, await call.request.body())).hexdigest()
         while (other := self._at_work.get(named)) is not None:
             await asyncio.wait([other])
         # A request whose client disconnects is still executed to its end: half of it would help no client.
@@ -202,8 +202,3 @@ class IdempotencyKeys:
 def _named(call: Call[Any, Any]) -> str:
     """A key as it is on record: everybody has their own."""
     return sha256(f"{call.person.name}\0{call.key}".encode()).hexdigest()[:40]
-
-
-async def _digest(call: Call[Any, Any]) -> str:
-    """The digest of a request: its route, its parameters and its body."""
-    return sha256(b"%s\0%s" % (call.written, await call.request.body())).hexdigest()

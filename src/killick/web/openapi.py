@@ -129,70 +129,25 @@ class _Schemas:
     def __init__(self, routes: Sequence[Route]) -> None:
         bodies = [route.takes for route in routes if route.takes is not Nothing]
         given = [route.gives for route in routes if route.gives is not None]
-        asked = [route.asks for route in routes if route.asks is not Nothing]
-        kinds = [*bodies, *asked, *given, ProblemDocument]
-        self._refs, components = schemas(kinds, _REF)
-        self._all = components
-        named = {_name(self._refs[kind]) for kind in asked}
-        used = set(_reached([self._refs[kind] for kind in (*bodies, *given, ProblemDocument)], components))
-        self.components = {name: made for name, made in sorted(components.items()) if name in used - named}
-        taken = set(_reached([self._refs[kind] for kind in bodies], components))
-        brief = set(_brief(msgspec.inspect.multi_type_info(given)))
-        for name, made in list(self.components.items()):
-            # Documents are sent whole: fields with a default are included, unless their type omits them.
-            if name not in taken and made.get("properties") and made.get("title") not in brief:
+        self._refs, components = schemas([*bodies, *given, ProblemDocument], _REF)
+        _, taken = schemas(bodies, _REF)
+        # Documents are sent whole: fields with a default are included.
+        self.components = dict(sorted(components.items()))
+        for name, made in components.items():
+            if name not in taken and made.get("properties"):
                 self.components[name] = {**made, "required": sorted(made["properties"])}
 
     def of(self, kind: Any) -> dict[str, Any]:
         ref: dict[str, Any] = self._refs[kind]
         return ref
 
-    def parameters(self, kind: type[msgspec.Struct]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-        """The parameters of a request: name, schema, whether it has to be there."""
-        made = self._all[str(_name(self._refs[kind]))]
-        required = made.get("required", [])
-        for name, schema in made.get("properties", {}).items():
-            yield name, _without_null(schema), name in required
 
-
-def _brief(infos: Sequence[Any], seen: set[type] | None = None) -> Iterator[str]:
-    """The names of types that omit default values."""
-    seen = set() if seen is None else seen
-    for info in infos:
-        if isinstance(info, msgspec.inspect.StructType):
-            if info.cls in seen:
-                continue
-            seen.add(info.cls)
-            if info.cls.__struct_config__.omit_defaults:
-                yield info.cls.__name__
-        if isinstance(info, msgspec.Struct):
-            yield from _brief([getattr(info, name) for name in info.__struct_fields__], seen)
-        elif _is(info, tuple):
-            yield from _brief(info, seen)
-
-
-def _name(ref: dict[str, Any]) -> str | None:
-    return ref["$ref"].rpartition("/")[2] if "$ref" in ref else None
-
-
-def _reached(schemas: Sequence[Any], components: dict[str, Any], seen: set[str] | None = None) -> Iterator[str]:
-    """The names that schemas refer to, directly or not."""
-    seen = set() if seen is None else seen
-    for schema in schemas:
-        if _is(schema, dict):
-            found: dict[str, Any] = schema
-            name = _name(found) if isinstance(found.get("$ref"), str) else None
-            if name is not None and name not in seen:
-                seen.add(name)
-                yield name
-                yield from _reached([components[name]], components, seen)
-            yield from _reached(list(found.values()), components, seen)
-        elif _is(schema, list):
-            yield from _reached(schema, components, seen)
-
-
-def _is(found: object, kind: type) -> bool:
-    return isinstance(found, kind)
+def _asked(kind: type[msgspec.Struct]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """The parameters of a request: name, schema, whether it has to be there."""
+    refs, components = schemas([kind], _REF)
+    made = components[refs[kind]["$ref"].rpartition("/")[2]]
+    for name, schema in made.get("properties", {}).items():
+        yield name, _without_null(schema), name in made.get("required", [])
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +182,7 @@ def _operation(route: Route, name: str, schemas: _Schemas) -> dict[str, Any]:
         "tags": [_tag(route)],
         "summary": route.summary,
         "description": f"{about}\n\n{allowed}".strip(),
-        "parameters": list(_parameters(route, schemas)),
+        "parameters": list(_parameters(route)),
         "responses": _responses(route, schemas),
         "x-scope": route.scope,
     }
@@ -244,8 +199,8 @@ def _is_hook(route: Route) -> bool:
     return route.path.startswith("/hooks/")
 
 
-def _parameters(route: Route, schemas: _Schemas) -> Iterator[dict[str, Any]]:
-    for name, schema, required in schemas.parameters(route.asks) if route.asks is not Nothing else ():
+def _parameters(route: Route) -> Iterator[dict[str, Any]]:
+    for name, schema, required in _asked(route.asks):
         inside = f"{{{name}}}" in route.path
         made = {"name": name, "in": "path" if inside else "query", "required": inside or required}
         about = schema.pop("description", None)

@@ -104,11 +104,7 @@ def problem_of(error: Exception) -> Problem:
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == 503 else None
-            return Problem(status, str(error), code=_code(type(error)), headers=headers)
+            code = _WORDS.sub("_", type(error).__name__).lower()  # RunUnknown is `run_unknown`
+            return Problem(status, str(error), code=code, headers=headers)
     logger.error("a request failed", exc_info=error)
     return Problem(500, "internal server error; see the server's log", code="internal")
-
-
-def _code(kind: type[Exception]) -> str:
-    """RunUnknown is `run_unknown`."""
-    return _WORDS.sub("_", kind.__name__).lower()

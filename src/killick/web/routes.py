@@ -20,6 +20,7 @@ from killick.workers.tokens import Person as Person
 
 if TYPE_CHECKING:
     from killick.client.client import Client
+    from killick.web.redaction import Redaction
 
 A = TypeVar("A", bound=msgspec.Struct)
 B = TypeVar("B", bound=msgspec.Struct)
@@ -58,6 +59,11 @@ class Call(Generic[A, B]):
     @property
     def client(self) -> Client:
         return self.context.client
+
+    @property
+    def mask(self) -> Redaction:
+        """The redaction rules; False where there are none."""
+        return self.context.mask
 
     @property
     def now_us(self) -> int:

@@ -87,11 +87,8 @@ class _HeadTimeout:
 
     def _start_timer(self: Any) -> None:
         if self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self.head_seconds, self._timed_out)
-
-    def _timed_out(self: Any) -> None:
-        # Not by `close`, which would wait for clients that do not read the rest of their response.
-        self.transport.abort()
+            # Not by `close`, which would wait for clients that do not read the rest of their response.
+            self._timer = self.loop.call_later(self.head_seconds, self.transport.abort)
 
     def _stop_timer(self) -> None:
         self._head_bytes = 0

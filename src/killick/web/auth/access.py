@@ -71,10 +71,8 @@ class Access:
         self.client = client
         self._csrf_key = derived(client, "csrf")
 
-    @property
-    def login(self) -> str | None:
-        """The page where people sign in, if there is one."""
-        return None
+    login: str | None = None
+    """The page where people sign in, if there is one."""
 
     @property
     def way_in(self) -> str:
@@ -152,15 +150,13 @@ class Admitted(NamedTuple):
 class TokenAccess(Access):
     """People by their tokens: sent with each request, or once to the page where they sign in."""
 
+    login = "/login"
+
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self.tokens = Tokens(client.runtime.engine)
         self._statuses = StatusReader(client.runtime.store)
         self._session_key = hmac.digest(session_key(client), b"killick web session 1", sha256)
-
-    @property
-    def login(self) -> str | None:
-        return "/login"
 
     async def _identified(self, request: Request) -> Person | None:
         found = await self._statuses.read(TOKENS)

@@ -5,7 +5,7 @@ A boundary is found by its number or its name. The cost depends on the output, n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
@@ -22,6 +22,7 @@ from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
 from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, Retry, State
+from killick.web.handlers.step_list import masked
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 SHOWN_MAX: Final = 12
@@ -84,11 +85,15 @@ class StatePart(msgspec.Struct, frozen=True, kw_only=True):
     latest: tuple[Written, ...]
 
 
+Sign = Literal["+", "-", "~"]
+SIGNS: Final[dict[str, Sign]] = {"add": "+", "remove": "-", "replace": "~", "+": "+", "-": "-", "~": "~"}
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One change: a line of `text`, or, if that is null, the values before and after."""
 
     part: str
-    sign: Literal["+", "-", "~"]
+    sign: Sign
     text: str | None = None
     step: str | None = None
     path: str = ""
@@ -228,42 +233,13 @@ def changed(diff: Diff) -> Iterator[Change]:
     for change in changes:
         if change.part in ("run", "position", "trace") or (change.part == "outputs" and change.step in decided):
             continue
-        sign = {"add": "+", "remove": "-", "replace": "~"}[change.op]
         yield Change(
-            part=change.part, sign=_sign(sign), step=change.step, path=change.path, before=change.before,
+            part=change.part, sign=SIGNS[change.op], step=change.step, path=change.path, before=change.before,
             after=change.after,
         )  # fmt: skip
     words = tuple(change for change in changes if change.part in ("run", "position"))
     for line in msgspec.structs.replace(diff, changes=words).lines(120):
-        yield Change(part=line.part, sign=_sign(line.sign), text=line.text)
-
-
-def _sign(text: str) -> Literal["+", "-", "~"]:
-    return "+" if text == "+" else "-" if text == "-" else "~"
-
-
-# redaction ----------------------------------------------------------------------------------------
-
-
-def masked(call: Call[Any, Any], run: str) -> Callable[[State], State]:
-    """A state, redacted for the caller. Its texts are made from the redacted values."""
-    mask = call.context.mask
-    if mask is None or not mask.fields:
-        return lambda state: state
-    return lambda state: State(state.fold, _Masked(state, lambda values: mask.over(values, run=run)))
-
-
-class _Masked:
-    """Reads values for a state, redacted."""
-
-    def __init__(self, state: State, mask: Callable[[Any], Any]) -> None:
-        self.event = state.event
-        self._state = as_written(state)
-        self._mask = mask
-
-    def data(self, seq: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._mask(dict(self._state.data(seq)))
-        return found
+        yield Change(part=line.part, sign=SIGNS[line.sign], text=line.text)
 
 
 # marks --------------------------------------------------------------------------------------------

@@ -25,8 +25,9 @@ from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
 from killick.model.ledger import Spend
 from killick.model.state import State
-from killick.web.handlers.boundary import Change, PlaceText, RunContext, StepChoice, Written, changed, masked, own_steps
-from killick.web.handlers.step_list import through_of
+from killick.presenting.documents import Document
+from killick.web.handlers.boundary import SIGNS, Change, PlaceText, RunContext, StepChoice, Written, changed, own_steps
+from killick.web.handlers.step_list import masked, through_of
 from killick.web.routes import Call, Nothing, Route, get
 
 PAGE: Final = 40
@@ -94,7 +95,7 @@ class SharedHistory(msgspec.Struct, frozen=True, kw_only=True):
     place: str
 
 
-class ForkCondition(msgspec.Struct, frozen=True, kw_only=True):
+class ForkCondition(Document, frozen=True):
     """A condition that a fork changed."""
 
     run: str
@@ -216,7 +217,7 @@ def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
     last = max(len(one.fold.tops), len(two.fold.tops))
     conditions = conditions_between(call.client.runtime.log, one.run, two.run) if shared is not None else ()
     return msgspec.structs.replace(
-        nothing, shared=shared, conditions=tuple(map(_given, conditions)), pairs=pairs,
+        nothing, shared=shared, conditions=tuple(map(ForkCondition.of, conditions)), pairs=pairs,
         diverges_at=next((pair.step for pair in pairs if pair.how is not None), None),
         changes=tuple(_contexts(_document(call, one), _document(call, two))),
         next=str(first + PAGE) if first + PAGE < last else None,
@@ -303,13 +304,6 @@ def word_diff(one: str, two: str) -> tuple[tuple[TextPiece, ...], tuple[TextPiec
     return tuple(left), tuple(right)
 
 
-def _given(condition: Any) -> ForkCondition:
-    return ForkCondition(
-        run=condition.run, what=condition.what, step=condition.step, value=condition.value, was=condition.was,
-        unset=condition.unset,
-    )  # fmt: skip
-
-
 # their states -------------------------------------------------------------------------------------
 
 
@@ -327,8 +321,7 @@ def _at(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment) -> Sta
 def _contexts(one: Any, two: Any) -> Iterator[Change]:
     was, now = (msgspec.to_builtins(plain({} if each is None else each)) for each in (one, two))
     for change in changed_values(was, now):
-        sign: Literal["+", "-", "~"] = "+" if change.op == "add" else "-" if change.op == "remove" else "~"
-        yield Change(part="context", sign=sign, path=change.path, before=change.before, after=change.after)
+        yield Change(part="context", sign=SIGNS[change.op], path=change.path, before=change.before, after=change.after)
 
 
 def _two_places(side: _Side, asked: CompareAsked) -> tuple[RunMoment, RunMoment]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from killick.errors import SnapshotBroken, StoreError, WorkspaceRefused
 from killick.history import workspace_files as files
-from killick.history.workspace_files import FileChange, FilesDiff
+from killick.history.workspace_files import FileChange
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.ledger import Capture
@@ -81,23 +81,15 @@ def seen(call: Call[FilesAsked, Nothing]) -> RunFiles:
     try:
         with files.at(log, run, call.asked.at or "now") as found:
             diff = found.diff()
-            mask = call.context.mask
             view = replace(view, at=found.at, snapshot=found.root.hex(), since=found.since[0] if found.since else None)
-            return view if diff is None else _changed(view, diff, bare=mask is not None and bool(mask.fields))
+            if diff is None:
+                return view
+            lines_max = 0 if call.mask else LINES_MAX
+            changes = (replace(each, lines=each.lines[:lines_max]) for each in diff.changes[:CHANGES_MAX])
+            left_out = diff.left_out + max(len(diff.changes) - CHANGES_MAX, 0)
+            return replace(view, counts=diff.counts, changes=tuple(changes), left_out=left_out)
     except (WorkspaceRefused, SnapshotBroken, StoreError) as refused:
         return replace(view, at=call.asked.at, problem=str(refused))
-
-
-def _changed(view: RunFiles, diff: FilesDiff, *, bare: bool) -> RunFiles:
-    left_out = diff.left_out + max(len(diff.changes) - CHANGES_MAX, 0)
-    changes = tuple(_short(each, bare=bare) for each in diff.changes[:CHANGES_MAX])
-    return replace(view, counts=diff.counts, changes=changes, left_out=left_out)
-
-
-def _short(change: FileChange, *, bare: bool) -> FileChange:
-    if bare:
-        return replace(change, lines=())
-    return replace(change, lines=change.lines[:LINES_MAX])
 
 
 _WHY: Final[Mapping[type[e.Event], str]] = {e.RunForked: "forked", e.RunRewound: "taken back"}

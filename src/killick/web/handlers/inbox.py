@@ -230,15 +230,16 @@ def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
     value, saw = body.value, body.digest
     if body.digest is None and body.verb in ("approve", "edit"):
         raise AnswerRefused(wait, f"{body.verb!r} needs the version that was shown; send the question's digest with it")
-    if found is not None and call.context.mask is not None and call.context.mask.fields:
+    if found is not None and call.mask:
         intention = cast("Mapping[str, Any]", found.intention or {})
         value = unmasked(value, intention.get("arguments") if body.verb == "edit" else NOTHING)
-        if saw == call.context.mask.keyed(found.digest or ""):
+        if saw == call.mask.keyed(found.digest or ""):
             saw = found.digest  # as it was shown
     if found is not None and found.rule is not None and body.verb == "edit" and value is not None:
         value = argument_edits.checked(found, value)
-    if found is not None and found.rule is None and body.verb in ("edit", "respond"):
-        _refuse_misfit(found, value)
+    is_free = found is not None and found.rule is None and body.verb in ("edit", "respond")
+    if found is not None and is_free and (misfit := argument_edits.misfit(found.schema, value)) is not None:
+        raise AnswerRefused(found.id, misfit)  # while the person can correct it; the run would discard it later
     try:
         client.answer(found or wait, body.verb, value=value, by=by, comment=body.comment, saw=saw)
     except (AlreadyAnswered, AlreadyAgreed) as first:
@@ -264,12 +265,6 @@ def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, c
             there = (said.get("kind"), said.get("value"), said.get("comment"))
             return value_digest(there) == value_digest((verb, through_codec(value, at="value"), comment))
     return False
-
-
-def _refuse_misfit(wait: Wait, value: Any) -> None:
-    """Refuse an answer that does not fit while the person can correct it; the run would discard it later."""
-    if (misfit := argument_edits.misfit(wait.schema, value)) is not None:
-        raise AnswerRefused(wait.id, misfit)
 
 
 _SAID: Final[dict[str, str]] = {

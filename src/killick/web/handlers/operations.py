@@ -70,6 +70,12 @@ class NoteRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fiel
     note: Any
 
 
+class SayRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something to say to a run."""
+
+    text: Annotated[str, msgspec.Meta(min_length=1, max_length=100_000)]
+
+
 class StepRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step that is not over."""
 
@@ -300,6 +306,11 @@ COMMANDS: Final[dict[str, Command]] = {
         "Add a note to a run's record.", NoteRequest, lambda run, _: previews.note(run),
         lambda client, run, body, by: client.note(run, body.note, by=by["by"]), "noted",
     ),
+    "say": Command(
+        "Send a text to a run; its loop reads it before the next model call.", SayRequest,
+        lambda run, body: previews.say(run, body.text),
+        lambda client, run, body, by: client.say(run, body.text, by=by["by"]), "message sent",
+    ),
     "override": Command(
         "Give a pending step its result, instead of executing it.", OverrideRequest,
         lambda run, body: previews.override(run, body.step, body.output),
@@ -344,7 +355,7 @@ def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], Com
 
 def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Changes of a context, in which values that the page redacted are unchanged."""
-    if call.context.mask is None or not call.context.mask.fields:
+    if not call.mask:
         return changes
     document: Any = call.client.state(renewals.latest(call.client.runtime.log, call.asked.run)).context.document
     shown: dict[str, Any] = unmasked(changes, document, "set")
@@ -357,7 +368,7 @@ def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
     client.runtime.log.head(given)
     input_ = UNCHANGED if body.input is msgspec.UNSET else body.input
     output = body.output
-    if call.context.mask is not None and call.context.mask.fields:
+    if call.mask:
         state = client.state(given)
         input_ = input_ if input_ is UNCHANGED else unmasked(input_, state.input, "input")
         known = {number: state.fold.step(number) for number in output}

@@ -13,7 +13,6 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from killick.model import ledger as ledgers
-from killick.model.fold import Fold
 from killick.model.state import State
 from killick.presenting.documents import Document, Error, Event, errors, event, recorded_failure
 from killick.web.handlers.step_list import state_of, through_of
@@ -142,17 +141,13 @@ def effects(call: Call[PageAsked, Nothing]) -> EffectPage:
 def _effect(state: State, known: Sequence[ledgers.Effect], effect: ledgers.Effect, undone_by: str | None) -> Effect:
     undone = _started(known, effect.undoes) if effect.undoes else None
     happened = effect.ended and effect.status in ("happened", "undone")
+    step = state.fold.step(effect.step)
     return Effect.of(
-        effect, idempotency_key=effect.key, rewound=not _stands(state.fold, effect),
+        effect, idempotency_key=effect.key, rewound=step is None or step.intended != effect.intended,
         undoes=undone.step if undone is not None else None, undone_by=undone_by, started_seq=effect.started,
         arguments=state.data(effect.intended).get("arguments"),
         result=state.data(effect.ended).get("output") if happened else None,
     )  # fmt: skip
-
-
-def _stands(fold: Fold, effect: ledgers.Effect) -> bool:
-    step = fold.step(effect.step)
-    return step is not None and step.intended == effect.intended
 
 
 def _started(known: Sequence[ledgers.Effect], seq: int) -> ledgers.Effect | None:

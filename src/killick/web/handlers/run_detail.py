@@ -5,9 +5,8 @@ Reads the head, a section of the steps and the ledger's sums, however long the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import Meta
 from starlette.responses import Response
@@ -214,16 +213,8 @@ class Verification(Document, frozen=True):
 def verify(call: Call[RunAsked, Nothing]) -> Verification:
     """Read a run's whole record again, prove it, and say where it breaks if it does."""
     report = call.client.verify(call.asked.run)
-
-    def found(problems: list[Any]) -> Iterator[VerificationProblem]:
-        for each in problems:
-            yield VerificationProblem(where=each.where, what=each.what, seq=each.seq, healed=each.healed)
-
-    return Verification(
-        run=call.asked.run, at_us=call.now_us, holds=report.holds, events=report.events, erased=report.erased,
-        repaired=report.repaired, seals=report.seals, problems=tuple(found(report.problems)),
-        explained=tuple(found(report.explained)),
-    )  # fmt: skip
+    problems, harmless = (tuple(map(VerificationProblem.of, each)) for each in (report.problems, report.explained))
+    return Verification.of(report, run=call.asked.run, at_us=call.now_us, problems=problems, explained=harmless)
 
 
 class ExportAsked(RunAsked, frozen=True, kw_only=True):
@@ -232,11 +223,12 @@ class ExportAsked(RunAsked, frozen=True, kw_only=True):
 
 def export(call: Call[ExportAsked, Nothing]) -> Response:
     """A run as one file that can be loaded, verified and replayed anywhere; redacted for the caller."""
-    run, mask = call.asked.run, call.context.mask
+    run = call.asked.run
     if call.client.runtime.store.head(run) is None:
         raise RunUnknown(run)
-    redact = mask.redaction(run) if mask is not None and mask.fields else False
-    body = call.client.export(run, children=call.asked.children, redact=redact)
+    body = call.client.export(
+        run, children=call.asked.children, redact=call.mask.redaction(run) if call.mask else False
+    )
     name = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "_" for each in run)[:80]
     headers = {"Content-Disposition": f'attachment; filename="{name}.killick"'}
     return Response(body, headers=headers, media_type="application/octet-stream")

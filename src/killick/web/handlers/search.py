@@ -6,7 +6,7 @@ done in parts, and the response has its progress.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice, product
 from typing import Annotated, Any, Final, Literal
@@ -15,7 +15,6 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.client.client import Client
-from killick.clock import Clock
 from killick.errors import KillickError, StoreFull, StoreReadOnly
 from killick.history.search.results import (
     Findings,
@@ -96,11 +95,10 @@ def find(call: Call[FindAsked, Any]) -> SearchResults:
     agents = tuple(client.runtime.store.agents())
     if not asked.what:
         return SearchResults(what="", agents=agents)
-    if call.context.mask is not None and call.context.mask.fields and (by := _by_content(asked)):
-        reason = (
-            f"{by}: values are redacted here, and asking by them would tell what they are; ask by tool, person or time"
-        )
-        raise Problem(403, reason, code="redacted")
+    by_content = [name for name in ("where", "because", "question", "choice") if getattr(asked, name)]
+    if call.mask and by_content:
+        reason = "values are redacted here, and asking by them would tell what they are; ask by tool, person or time"
+        raise Problem(403, f"{by_content[0]}: {reason}", code="redacted")
     until_us, passed = _cursor(asked.cursor)
     within: dict[str, Any] = {
         "agent": asked.agent or None, "run": asked.run or None, "since_us": call.since_us(asked.since),
@@ -177,22 +175,9 @@ def names(call: Call[Any, Any]) -> SearchNames:
     )  # fmt: skip
 
 
-def _by_content(asked: FindAsked) -> str | None:
-    """The conditions of a query that concern values, some of which the caller may not see."""
-    return next((name for name in ("where", "because", "question", "choice") if getattr(asked, name)), None)
-
-
 def _mark(client: Client) -> int | None:
     """Index new events, for a while. Returns how many were indexed if there are more; None: all are."""
-    try:
-        with suppress(StoreReadOnly, StoreFull):  # the question itself says so, and reads every log
-            client.find.catch_up(_for_a_while(client.runtime.clock))
-    except _LimitReached as enough:
-        return int(enough.args[0])
-    return None
-
-
-def _for_a_while(clock: Clock) -> Callable[[int], None]:
+    clock = client.runtime.clock
     began = clock.monotonic()
 
     def progress(events: int) -> None:
@@ -200,7 +185,12 @@ def _for_a_while(clock: Clock) -> Callable[[int], None]:
         if clock.monotonic() - began > MARKING_SECONDS:
             raise _LimitReached(events)
 
-    return progress
+    try:
+        with suppress(StoreReadOnly, StoreFull):  # the question itself says so, and reads every log
+            client.find.catch_up(progress)
+    except _LimitReached as enough:
+        return int(enough.args[0])
+    return None
 
 
 def _cursor(cursor: str | None) -> tuple[int | None, int]:

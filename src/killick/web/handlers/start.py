@@ -1,4 +1,4 @@
-"""Starting runs and speaking to them: the agents that are declared here, a run of one, a message, a word."""
+"""Starting runs and speaking to them: the agents that are declared here, a run of one, a message."""
 
 from __future__ import annotations
 
@@ -81,12 +81,6 @@ class MessageRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_f
     id: Name | None = None
 
 
-class SayRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something to say to a run."""
-
-    text: Annotated[str, msgspec.Meta(min_length=1, max_length=100_000)]
-
-
 def agents(call: Call[AgentsAsked, Any]) -> AgentList:
     """The agents that are declared here, with their inputs; and the tools."""
     lines = [_line(agent) for agent in sorted(AGENTS.copy()[0].values(), key=lambda agent: agent.name)]
@@ -144,20 +138,8 @@ def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
     return CommandResult(run=run.run, did=f"{body.name} sent")
 
 
-def say(call: Call[RunAsked, SayRequest]) -> CommandResult:
-    """Send a text to a run; its loop reads it before the next model call."""
-    body, client = call.body, call.client
-    run = RunPreview(client, call.asked.run)
-    preview = previews.say(run, body.text)
-    if body.dry_run:
-        return CommandResult(run=run.run, will=preview.will, more=preview.more)
-    client.say(run.run, body.text, by=call.person.name)
-    return CommandResult(run=run.run, did="message sent")
-
-
 ROUTES: Final = (
     get("/agents", agents, asks=AgentsAsked, gives=AgentList, page="start.html", at=("/start",)),
     post("/runs", start, takes=StartRequest, gives=StartedRun, status=201, natural=True),
     post("/runs/{run}/messages", send, asks=RunAsked, takes=MessageRequest, gives=CommandResult, natural=True),
-    post("/runs/{run}/say", say, asks=RunAsked, takes=SayRequest, gives=CommandResult),
 )

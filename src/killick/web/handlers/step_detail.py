@@ -20,8 +20,8 @@ from killick.log.log import Log
 from killick.model.fold import Fold
 from killick.presenting.documents import Document, Step, step_fields
 from killick.presenting.explain import why as explained
-from killick.web.handlers.boundary import Change, changed, masked
-from killick.web.handlers.step_list import through_of
+from killick.web.handlers.boundary import Change, changed
+from killick.web.handlers.step_list import masked, through_of
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
 

@@ -6,7 +6,7 @@ the run is, and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final, NamedTuple, cast
 
 import msgspec
@@ -203,7 +203,8 @@ def lines(
 
     def inside(scope: Step, depth: int) -> Iterator[TimelineRow]:
         found = scope.entries
-        near = [at for at, each in enumerate(found) if isinstance(each, Step) and _holds(each, around)]
+        wanted = "" if around is None else f"{around}."
+        near = [at for at, each in enumerate(found) if isinstance(each, Step) and wanted.startswith(f"{each.number}.")]
         end = min(max(near[0] + INSIDE_MAX // 2, INSIDE_MAX), len(found)) if near else len(found)
         start = max(end - INSIDE_MAX, 0)
         yield from _more(scope, depth, start, "before these")
@@ -211,10 +212,6 @@ def lines(
         yield from _more(scope, depth, len(found) - end, "after these")
 
     return of(entries, 0)
-
-
-def _holds(step: Step, number: str | None) -> bool:
-    return number is not None and f"{number}.".startswith(f"{step.number}.")
 
 
 def _more(scope: Step, depth: int, count: int, where: str) -> Iterator[TimelineRow]:
@@ -260,21 +257,23 @@ def _line(step: Step, now_us: int, scale: Scale) -> StepSummary:
 
 def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
     """The function that redacts values before texts are made from them."""
-    mask, fetch = call.context.mask, call.client.runtime.store.pieces
-    if mask is None or not mask.fields:
-        return None
 
     def hide(values: dict[str, Any]) -> dict[str, Any]:
-        written = msgspec.json.encode(mask.over(plain(values), run=run))
-        return cast("dict[str, Any]", unpack(written, fetch))
+        written = msgspec.json.encode(call.mask.over(plain(values), run=run))
+        return cast("dict[str, Any]", unpack(written, call.client.runtime.store.pieces))
 
-    return hide
+    return hide if call.mask else None
+
+
+def masked(call: Call[Any, Any], run: str) -> Callable[[State], State]:
+    """Gives states of a run with the same hidden: their texts are made from the redacted values."""
+    log, hide = call.client.runtime.log, through_of(call, run)
+    return lambda state: state if hide is None else State(state.fold, _RedactedReader(log, run, hide))
 
 
 def state_of(call: Call[Any, Any], run: str) -> State:
     """A run's state, with the same hidden."""
-    state, hide = call.client.runtime.log.state(run), through_of(call, run)
-    return state if hide is None else State(state.fold, _RedactedReader(call.client.runtime.log, run, hide))
+    return masked(call, run)(call.client.runtime.log.state(run))
 
 
 class _RedactedReader(NamedTuple):

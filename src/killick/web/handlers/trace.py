@@ -90,7 +90,7 @@ def trace(call: Call[TraceAsked, Nothing]) -> Trace:
     for at, index in enumerate(indexes):
         each = state.trace[start + at]
         if each.sort != "model":
-            calls.append(_tool(state, index, each))
+            calls.append(TracedCall.of(each, kind=each.sort, reasoning=None, errors=_errors(state, index)))
             continue
         messages = _messages(each.input)
         calls.append(_model(each, messages, sent, _errors(state, index)))
@@ -165,10 +165,6 @@ def _reasoning(reply: Any) -> str | None:
         return reasoning_of(reply)
     except Exception:
         return None
-
-
-def _tool(state: State, index: int, traced: Traced) -> TracedCall:
-    return TracedCall.of(traced, kind=traced.sort, reasoning=None, errors=_errors(state, index))
 
 
 def _errors(state: State, index: int) -> tuple[Error, ...]:

@@ -16,6 +16,7 @@ from killick.model import system_events
 from killick.model.facts import Hook as Cursor
 from killick.presenting import triggers as present
 from killick.presenting.documents import Document
+from killick.presenting.triggers import RECENT_MAX, TAIL_EVENTS
 from killick.store.records import OWN_AGENTS, RunQuery, RunRow
 from killick.triggers import LOG, TriggerInfo
 from killick.web.handlers.operations import Name
@@ -23,12 +24,6 @@ from killick.web.idempotency import derived
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, get, post
 from killick.workers.hooks import HOOKS, TAG
-
-RECENT_MAX: Final = 8
-"""The maximum number of actions listed for a trigger or a hook."""
-
-TAIL_EVENTS: Final = 60
-"""Events at the end of a log of a trigger or a hook that are read."""
 
 HOOKS_MAX: Final = 100
 

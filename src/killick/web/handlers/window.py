@@ -96,8 +96,7 @@ def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
     found = windows(call.client.runtime.log, run, read_max=None if call.asked.whole else READ_MAX)
     if found is None:
         return RunWindow(run=run, calls=0)
-    mask = call.context.mask
-    if mask is not None and mask.fields:
+    if call.mask:
         found = _bare(found)
     return RunWindow.of(
         found, run=run, calls=len(found.calls), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
