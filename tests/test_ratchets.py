@@ -20,7 +20,7 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6993, "agents": 1179, "archive": 1874, "audit": 1261, "check": 3613, "cli": 8027, "client": 2252,
+    "adapters": 6993, "agents": 1179, "archive": 1874, "audit": 1261, "check": 3613, "cli": 7923, "client": 2252,
     "contracts": 2722, "definitions": 1822, "encryption": 597, "engine": 12673, "history": 7124, "llm": 1152, "log":
     2624, "model": 4923, "presenting": 2867, "proxy": 2402, "replay": 734, "store": 7718, "testing": 1051, "top": 2012,
     "web": 8290, "window": 2699, "workers": 2659, "workspace": 4833,
