@@ -217,12 +217,12 @@ def test_on_a_terminal_steps_are_shown_and_questions_are_asked_in_line(office: P
         types={"Enter: later": "what\n", "is none of": "app\n"},
     )
     assert code == 0, seen
-    assert "✓ 1    note" in seen
-    assert "✓ 8    fetch_docs" in seen
+    assert "✓ 1  note(" in seen
+    assert "✓ 8  fetch_docs(" in seen
     assert "'what' is none of approve, reject, edit, respond" in seen
     assert "paid 80 to Ann" in seen
     order = [
-        seen.index(part) for part in ("✓ 8", "Pay 80 to Ann?", "✓ 10   pay", "paid 80 to Ann", "claim_17: completed")
+        seen.index(part) for part in ("✓ 8", "Pay 80 to Ann?", "✓ 10  pay(", "paid 80 to Ann", "claim_17: completed")
     ]
     assert order == sorted(order)
 

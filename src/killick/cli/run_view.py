@@ -13,8 +13,10 @@ from typing import Any, Final, NamedTuple
 from rich.text import Text
 
 from killick.cli import style
+from killick.cli.context import Shell
+from killick.history.page import STEPS_MAX
 from killick.history.phrasing import chain, entries_of, short
-from killick.history.timeline import Timeline
+from killick.history.timeline import Timeline, part_of
 from killick.history.timeline_parts import Entry, Moment, Step, Wait
 from killick.model import events as e
 from killick.model.failure import Failure
@@ -26,6 +28,9 @@ TAIL_MAX: Final = 35
 
 WIDE: Final = 160
 """Lines of text are not wider than this, however wide the terminal is."""
+
+LONG_US: Final = 1_000_000
+"""A step that takes longer than this is shown before it ends."""
 
 VALUE_CHARS: Final = 1_000
 WHOLE: Final = 1_000_000_000
@@ -49,6 +54,12 @@ class Page:
         self.width = width
         self._is_quiet = moments.trivial(timeline.entries)
         self.room = max(min(width, WIDE) - self.indent, 20)
+
+    @classmethod
+    def of(cls, shell: Shell, timeline: Timeline, *, full: bool = False, err: bool = False) -> Page:
+        """The page of a run as it is now, for one of the consoles."""
+        width = (shell.err if err else shell.out).width
+        return cls(timeline, width=width, now_us=shell.clock.now_us(), full=full)
 
     @property
     def indent(self) -> int:
@@ -268,3 +279,41 @@ class Page:
                 yield from self.hanging(Text("    the service answered "), Text(answered, style="bold"), lines=6)
             for member in each.members:
                 yield from self.hanging(Text("    inside: "), Text(short(member), style="red"), lines=6)
+
+
+# following ----------------------------------------------------------------------------------------
+
+
+class Following:
+    """Prints what is committed after an event: moments, and each step when it ends, begins to wait or takes long.
+
+    With `err`, steps alone, as remarks.
+    """
+
+    def __init__(self, shell: Shell, run: str, *, seen: int = 0, full: bool = False, err: bool = False) -> None:
+        self.shell, self.run, self.seen, self.full, self.err = shell, run, seen, full, err
+        self.shown = {step.number: _change(step) for step in part_of(shell.log, run).steps()} if seen else {}
+
+    def look(self) -> None:
+        """Prints the news. Reads as many steps as there are new events, and a page before them."""
+        head = self.shell.log.head(self.run).seq
+        found = part_of(self.shell.log, self.run, limit=STEPS_MAX + head - self.seen, known=False)
+        page = Page.of(self.shell, found, full=self.full, err=self.err)
+        for depth, entry in page.rows():
+            if isinstance(entry, Moment):
+                lines = page.moment(entry, depth) if entry.seq > self.seen and not self.err else ()
+            else:
+                lines = page.step(entry, depth) if self._is_news(entry, page.now_us) else ()
+            self.shell.print(*lines, err=self.err)
+        self.seen = head
+
+    def _is_news(self, step: Step, now_us: int) -> bool:
+        is_quick = step.status in ("intended", "running") and now_us - step.intended_at < LONG_US
+        if is_quick or self.shown.get(step.number) == _change(step):
+            return False
+        self.shown[step.number] = _change(step)
+        return True
+
+
+def _change(step: Step) -> tuple[str, int]:
+    return step.status, len(step.attempts)

@@ -47,9 +47,9 @@ def ago(at_us: int, now_us: int) -> str:
     return f"{span(now_us - at_us)} ago" if at_us <= now_us else f"in {span(at_us - now_us)}"
 
 
-def many(count: int, what: str, several: str | None = None) -> str:
-    """So many of something: 1 run, 2 runs."""
-    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
+def place(label: str, seq: int) -> str:
+    """A place in a run's history with its event, once: 6:after @17."""
+    return label if label == f"@{seq}" or label.startswith("snapshot") else f"{label} @{seq}"
 
 
 def moment(at_us: int, *, date: bool = True) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
 
@@ -20,12 +21,10 @@ from killick.presenting.windows import KINDS, NOT_HELD, WASTES, dollars, happene
 READ_MAX: Final = 1_000
 """Of a run of more calls some are read, unless all of them are asked for."""
 LINES_MAX: Final = 24
-"""A run of more calls is drawn, unless every line is asked for."""
+"""The calls of a longer run are grouped, unless every line is asked for."""
 
 BAR_COLUMNS: Final = 32
-CHART_COLUMNS: Final = 72
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
-_HEIGHTS: Final = "▁▂▃▄▅▆▇█"
 
 _COLOURS: Final = {"left": "magenta", "files": "cyan", "results": "blue", "documents": "blue", "schemas": "yellow"}
 
@@ -43,10 +42,7 @@ def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, f
         for lead, body in part:
             shell.row(lead, body)
         shell.print("")
-    if len(found.calls) <= LINES_MAX or everything:
-        shell.out.print(_calls(found))
-    else:
-        shell.print(*_chart(found, min(CHART_COLUMNS, max(width - 50, 10))))
+    shell.out.print(_calls(found, len(found.calls) if everything else LINES_MAX))
     if full:
         for table in _details(found, width):
             shell.out.print()
@@ -148,37 +144,22 @@ def _paging(found: Windows) -> Iterator[Line]:
 # calls ----------------------------------------------------------------------------------------------
 
 
-def _calls(found: Windows) -> Table:
+def _calls(found: Windows, most_lines: int) -> Table:
+    """A line a call; of more calls than lines, one for the largest of a few, with what happened at all of them."""
     most = max(call.without for call in found.calls)
     pages = any(call.without != call.sent for call in found.calls)
     table = paint.table(("CALL", "STEP", "     SENT", *(("  WITHOUT",) if pages else ()), "  COUNTED", "", "WHAT"))
-    for call in found.calls:
+    for group in grouped(found.calls, most_lines):
+        evicted, faulted = sum(call.evicted for call in group), sum(call.faulted for call in group)
+        call = replace(max(group, key=lambda call: call.sent), evicted=evicted, faulted=faulted)
+        last = f"–{group[-1].number}" if len(group) > 1 else ""
         bar = Text(_bar(call.sent, most, 24), style="green")
         bar.append(_bar(call.without, most, 24)[len(bar.plain) :].replace("█", "░"), style="dim")
         table.add_row(
-            f"{call.number:>4}", call.step, f"{call.sent:>9,}", *((f"{call.without:>9,}",) if pages else ()),
+            f"{group[0].number:>4}{last}", call.step, f"{call.sent:>9,}", *((f"{call.without:>9,}",) if pages else ()),
             f"{call.counted:>9,}" if call.counted else "", bar, happened(call),
         )  # fmt: skip
     return table
-
-
-def _chart(found: Windows, columns: int) -> Iterator[Text]:
-    """Two rows of heights, the larger above, and under them where pages left and came back."""
-    groups = grouped(found.calls, columns)
-    most = max(call.without for call in found.calls)
-    first, last = found.calls[0].number, found.calls[-1].number
-    if found.without > found.sent:
-        heights = "".join(_height(max(call.without for call in group), most) for group in groups)
-        yield Text.assemble((f"{'without':<9}", "dim"), (heights, "dim"), f"  up to {most:,} tokens")
-    heights = "".join(_height(max(call.sent for call in group), most) for group in groups)
-    yield Text.assemble((f"{'sent':<9}", "dim"), (heights, "green"), f"  up to {found.largest.sent:,} tokens")
-    marks = Text(" " * 9)
-    for group in groups:
-        left, back = any(call.evicted for call in group), any(call.faulted for call in group)
-        marks.append("!" if back else "v" if left else " ", style="yellow" if back else "magenta")
-    if marks.plain.strip():
-        yield marks.append("  v pages evicted, ! pages wanted back", style="dim")
-    yield Text(f"{'calls':<9}{first}{last:>{max(len(groups) - len(str(first)), 1)}}", style="dim")
 
 
 # details --------------------------------------------------------------------------------------------
@@ -211,7 +192,3 @@ def _bar(part: int, whole: int, columns: int = BAR_COLUMNS) -> str:
     eighths = round(part * columns * 8 / whole) if whole else 0
     eighths = max(eighths, 1) if part else 0
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
-
-
-def _height(value: int, most: int) -> str:
-    return _HEIGHTS[min(value * len(_HEIGHTS) // most, len(_HEIGHTS) - 1)] if most else _HEIGHTS[0]

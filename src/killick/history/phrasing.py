@@ -31,8 +31,8 @@ def listed(words: Iterable[str], last: str = "and") -> str:
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """1 branch, 3 branches."""
-    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+    """1 branch, 3,000 branches."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def crash_summary(crashes: Crashes, last: e.LeaseLapsed | None) -> str:

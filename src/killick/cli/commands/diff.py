@@ -152,10 +152,10 @@ def _fitted(text: str, room: int) -> str:
 def _print_head(shell: Shell, found: Diff) -> None:
     one, two = found.before, found.after
     head = Text(f"{one.run}  ", style="bold")
-    head.append(_place(one.label, one.seq), style="not bold")
+    head.append(paint.place(one.label, one.seq), style="not bold")
     head.append(" → ", style="dim not bold")
     head.append(f"{two.run}  " if two.run != one.run else "")
-    head.append(_place(two.label, two.seq), style="not bold")
+    head.append(paint.place(two.label, two.seq), style="not bold")
     shell.print(head)
 
 
@@ -175,7 +175,3 @@ def _print_changes(shell: Shell, found: Diff) -> None:
     elif found.no_files is not None:
         shell.out.print()
         shell.print(Text(f"files are not compared: {found.no_files}", style="dim"))
-
-
-def _place(label: str, seq: int) -> str:
-    return label if label == f"@{seq}" else f"{label} @{seq}"

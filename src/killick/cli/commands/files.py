@@ -15,7 +15,6 @@ from killick.cli import style as paint
 from killick.cli.context import Shell, by_option, command, dry_run_option, run_argument
 from killick.cli.exit_codes import CommandFailed
 from killick.cli.selection import complete_place
-from killick.cli.style import many
 from killick.client.file_restore import Restoration
 from killick.history import workspace_files as history
 from killick.history.phrasing import counted, size_text
@@ -97,9 +96,9 @@ def _plain(text: str) -> str:
 
 
 def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[Text]:
-    head = Text.assemble((found.run, "bold"), "  files at ", (_at(found.at, found.seq), "bold"))
+    head = Text.assemble((found.run, "bold"), "  files at ", (paint.place(found.at, found.seq), "bold"))
     yield head.append(f"  {found.path}/" if found.path else "")
-    held = f"{many(found.files, 'file')} in {many(found.folders + 1, 'folder')}, {size_text(found.size_bytes)}"
+    held = f"{counted(found.files, 'file')} in {counted(found.folders + 1, 'folder')}, {size_text(found.size_bytes)}"
     yield _labelled("folder", Text(found.folder))
     yield _labelled("snapshot", Text.assemble((found.snapshot[: history.ID_DIGITS], "cyan"), f"  {held}"))
     if found.since is not None:
@@ -128,7 +127,7 @@ def _rows(entries: Iterable[FileEntry]) -> Iterator[Text]:
     for each in entries:
         sign, style = SIGNS[each.how] if each.how is not None else (" ", "")
         size = size_text(each.size) if each.kind == "file" or each.files else ""
-        when = many(each.files, "file") if each.files is not None else paint.moment(each.mtime_ns // 1_000)
+        when = counted(each.files, "file") if each.files is not None else paint.moment(each.mtime_ns // 1_000)
         line = Text.assemble("  ", (f"{sign} ", f"bold {style}"), (stat.filemode(_TYPES[each.kind] | each.mode), "dim"))
         line.append(f" {size:>8}  ").append(f"{when:<19}  ", style="dim")
         yield line.append_text(_name(each, style))
@@ -143,10 +142,6 @@ def _name(each: FileEntry, style: str) -> Text:
 
 def _labelled(label: str, text: Text) -> Text:
     return Text.assemble((f"  {label:<9}", "dim")).append_text(text)
-
-
-def _at(label: str, seq: int) -> str:
-    return label if label == f"@{seq}" or label.startswith("snapshot") else f"{label} @{seq}"
 
 
 # diff -----------------------------------------------------------------------------------------------

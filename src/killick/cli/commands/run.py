@@ -12,30 +12,25 @@ from typing import Any, Final, NamedTuple, get_type_hints
 
 import click
 import msgspec
-from rich.text import Text
 
 from killick.cli import apps, prompt
 from killick.cli import style as paint
 from killick.cli.commands.inbox import asked, print_wait
 from killick.cli.context import Shell, Unparsed, command, completing, current_user, grace_option, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.run_view import Following
 from killick.client.client import Client
 from killick.client.start import begin
 from killick.definitions.agents import AnyAgent
 from killick.errors import KillickError, RunDiverged, RunFailed, RunPaused, RunWaiting, ValueRefused
 from killick.history.phrasing import counted
 from killick.model.codec import plain
-from killick.model.facts import Step
-from killick.model.state import State
 from killick.presenting.documents import errors
 from killick.store.records import ENDED
 from killick.type_init import ready
 
 LOOK_SECONDS: Final = 0.1
 """How often progress looks at the record."""
-
-LONG_US: Final = 1_000_000
-"""A step that takes longer than this is shown before it ends."""
 
 
 @completing
@@ -115,7 +110,9 @@ def drive(shell: Shell, run_target: RunTarget, grace: float, *, quiet: bool = Fa
     except (RunWaiting, RunFailed) as stopped:
         return _stopped(shell, run_target, stopped)
     shell.emit({"run": run, "status": "completed", "result": result})
-    _print_result(shell, result)
+    if result is not None:
+        is_text = isinstance(result, str)
+        shell.print(result if is_text else msgspec.json.format(msgspec.json.encode(plain(result))).decode())
     if not (quiet or is_over):
         facts = client.state(run).fold.facts
         took = paint.span(facts.changed_at - facts.started_at)
@@ -148,8 +145,8 @@ def _run_target(shell: Shell, target: str | None, text: str | None, run: str | N
     """The run to execute: a new one, or a recorded one. Creates nothing yet."""
     if target is not None:
         agent = shell.agent(target)
-        if text is None and run is not None and (recorded := _recorded(shell, run)) is not None:
-            return RunTarget(agent, target, recorded.input, run)
+        if text is None and run is not None and shell.exists and shell.store.head(run) is not None:
+            return RunTarget(agent, target, shell.client.state(run).input, run)
         return RunTarget(agent, target, fitting(agent, text), run)
     if run is None:
         raise CommandFailed("run what? Name an agent, as app.py:agent, or a run to continue, as --id RUN")
@@ -160,11 +157,6 @@ def _run_target(shell: Shell, target: str | None, text: str | None, run: str | N
             f"{shell.continue_command(run, recorded.agent)}"
         )
     return RunTarget(found, None, recorded.input if text is None else fitting(found, text), run)
-
-
-def _recorded(shell: Shell, run: str) -> State | None:
-    """A run that may exist, in a store that may."""
-    return shell.client.state(run) if shell.exists and shell.store.head(run) is not None else None
 
 
 def _outcome(shell: Shell, run_target: RunTarget, *, quiet: bool) -> Any:
@@ -249,13 +241,6 @@ def _stopped(shell: Shell, run_target: RunTarget, stopped: RunWaiting | RunFaile
             print_wait(shell, wait, err=True)
         shell.note(f"{run}: waits; when that is done: {run_target.again(shell)}")
     return Exit.WAITING
-
-
-def _print_result(shell: Shell, result: Any) -> None:
-    if result is None:
-        return
-    text = result if isinstance(result, str) else msgspec.json.format(msgspec.json.encode(plain(result))).decode()
-    shell.print(text)
 
 
 @contextmanager
@@ -358,91 +343,31 @@ def _type(kind: Any) -> str:
 
 # progress -----------------------------------------------------------------------------------------
 
-_OVER: Final = ("done", "failed", "cancelled")
-
 
 class Progress:
     """Shows the steps of a run as they end, from the record, while another thread is busy with it."""
 
     def __init__(self, shell: Shell, client: Client, run: str, *, shown: bool) -> None:
-        self._shell, self._client, self._run = shell, client, run
-        self._after = client.runtime.log.head(run).seq
-        self._shown: dict[tuple[str, int], str] = {}
+        self._following = Following(shell, run, seen=client.runtime.log.head(run).seq, err=True) if shown else None
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="killick-progress", daemon=True) if shown else None
+        self._thread = threading.Thread(target=self._follow, name="killick-progress", daemon=True)
 
     def __enter__(self) -> Progress:
-        if self._thread is not None:
+        if self._following is not None:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        if self._thread is not None:
+        if self._following is not None:
             self._thread.join(5)
 
     def _follow(self) -> None:
         """Follows the run until it ends. An error in reading or printing does not affect the run."""
+        assert self._following is not None
         with suppress(OSError):
             over = False
             while not over:
                 over = self._done.wait(LOOK_SECONDS)
                 with suppress(KillickError):
-                    self._look()
-
-    def _look(self) -> None:
-        """Prints changed steps, each in its current state."""
-        recorded = self._client.events(self._run, after=self._after)
-        state = self._client.state(self._run)
-        if recorded:
-            self._after = recorded[-1].seq
-        touched = dict.fromkeys(named for each in recorded if (named := getattr(each.event, "step", None)))
-        current = state.fold.facts.current
-        for named in [*touched, *([current] if current and current not in touched else [])]:
-            step = state.fold.step(named)
-            if step is not None:
-                self._show(state, step)
-
-    def _show(self, state: State, step: Step) -> None:
-        now = self._client.runtime.clock.now_us()
-        is_new = self._shown.get((step.id, step.intended)) != step.status
-        is_busy = step.status in ("intended", "running")
-        if is_new and (not is_busy or now - step.at > LONG_US):
-            self._shown[step.id, step.intended] = step.status
-            self._shell.err.print(line_of(state, step, now), no_wrap=True, overflow="ellipsis")
-
-
-def line_of(state: State, step: Step, now_us: int) -> Text:
-    """A step on one line: its number, its name, and its outcome or its wait."""
-    style = paint.STYLES.get(step.status, "")
-    line = Text().append(f"  {paint.SIGNS.get(step.status, '·')} ", style=style).append(f"{step.id:<4} ", style="dim")
-    line.append(f"{paint.brief(step.name, 32):<20} ", style="bold" if step.status in _OVER else "")
-    if step.status == "delayed" and step.delayed_until is not None:
-        return line.append(f"again {paint.ago(step.delayed_until, now_us)}: {_why(state, step)}", style=style)
-    if step.status in ("failed", "in_doubt"):
-        return line.append(_why(state, step), style=style)
-    if step.status == "done":
-        line.append(paint.span(max(step.ended_at - step.at, 0)), style="dim")
-        tried = len(step.attempts)
-        said = _said(state, step)
-        return line.append(f", {tried} attempts" if tried > 1 else "", style="yellow").append(said)
-    return line.append("waits" if step.status == "waiting" else step.status.replace("_", " "), style=style)
-
-
-def _why(state: State, step: Step) -> str:
-    """The last failure."""
-    ended = next((attempt.ended for attempt in reversed(step.attempts) if attempt.ended), step.ended)
-    failure = state.data(ended).get("failure")
-    if isinstance(failure, dict):
-        data: dict[str, Any] = failure  # pyright: ignore[reportUnknownVariableType]
-        return paint.brief(f"{data.get('type')}: {data.get('message')}", 200)
-    return step.status.replace("_", " ")
-
-
-def _said(state: State, step: Step) -> str:
-    """The decision or the answer."""
-    if step.sort == "decision":
-        return f"  {paint.brief(state.output_of(step), 40)}"
-    if step.sort == "wait" and isinstance(answer := state.output_of(step), dict):
-        return f"  {paint.brief(answer.get('kind', answer), 40)}"  # pyright: ignore
-    return ""
+                    self._following.look()

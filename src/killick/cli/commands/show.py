@@ -18,7 +18,7 @@ from killick.cli import style
 from killick.cli.commands.inbox import commands
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.cli.run_view import VALUE_CHARS, WHOLE, Page
+from killick.cli.run_view import VALUE_CHARS, WHOLE, Following, Page
 from killick.client.inbox import addressees, agreement
 from killick.engine import views
 from killick.engine.approval import argument_edits
@@ -440,50 +440,21 @@ def _graph(shell: Shell, run: str, file: str | None) -> None:
 
 
 def _follow(shell: Shell, run: str, *, full: bool) -> Exit | None:
-    log, seen = shell.log, 0
+    log, seen, pause = shell.log, 0, threading.Event()
+    if not shell.json:
+        shell.print(*heading(shell, Page.of(shell, timeline(log, run), full=full)), "")
     following = Following(shell, run, full=full)
-    pause = threading.Event()
     try:
         while True:
-            index = log.store.index(run)
-            head = log.head(run).seq
-            if head > seen:
-                following.look(seen)
-                seen = head
+            index, head = log.store.index(run), log.head(run).seq
+            if head > seen and shell.json:
+                for recorded in log.read(run, after=seen, limit=100_000):
+                    _event(shell, run, recorded, digits=1, full=full)
+            elif head > seen:
+                following.look()
+            seen = head
             if index is not None and index.status in ENDED and log.head(run).seq == seen:
                 return Exit.BAD if index.status != "completed" else None
             pause.wait(shell.clock.nap_seconds(LOOK_SECONDS))
     except KeyboardInterrupt:
         return None
-
-
-class Following:
-    """Prints the steps committed since its last poll: each when it ends or begins to wait."""
-
-    def __init__(self, shell: Shell, run: str, *, full: bool) -> None:
-        self.shell = shell
-        self.run = run
-        self.full = full
-        self.shown: dict[str, tuple[str, int]] = {}
-
-    def look(self, seen: int) -> None:
-        shell = self.shell
-        if shell.json:
-            for recorded in shell.log.read(self.run, after=seen, limit=100_000):
-                _event(shell, self.run, recorded, digits=1, full=self.full)
-            sys.stdout.flush()
-            return
-        found = timeline(shell.log, self.run)
-        page = Page(found, width=shell.out.width, now_us=shell.clock.now_us(), full=self.full)
-        if not seen:
-            shell.print(*heading(shell, page))
-            shell.out.print()
-        for row in page.rows():
-            if isinstance(row.entry, Moment):
-                lines = page.moment(row.entry, row.depth) if row.entry.seq > seen else ()
-            else:
-                now = (row.entry.status, len(row.entry.attempts))
-                is_news = self.shown.get(row.entry.number) != now and row.entry.status not in ("intended", "running")
-                self.shown[row.entry.number] = now
-                lines = page.step(row.entry, row.depth) if is_news else ()
-            shell.print(*lines)

@@ -164,8 +164,8 @@ def _input(shell: Shell, run: str, given: str) -> Any:
 
 def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, effects: e.ForkEffects) -> None:
     log = shell.log
-    head = Text().append(fork, style="bold cyan").append(f" branches off {run} at ").append(_at(place), style="bold")
-    shell.print(head)
+    where = paint.place(place.label, place.seq)
+    shell.print(Text.assemble((fork, "bold cyan"), f" branches off {run} at ", (where, "bold")))
     steps = [step for step in log.state(fork).fold.steps if "." not in step.id]
     shared = f"steps 1 to {steps[-1].id}" if len(steps) > 1 else "step 1" if steps else "its start"
     _report(shell, "shares", [Text().append(shared).append(", nothing is copied", style="dim")])
@@ -193,10 +193,6 @@ def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMomen
         "workspace": forked.workspace, "status": shell.client.info(fork).status, "parts": compare(log, run, fork).why(),
         "next": shell.continues(fork),
     }  # fmt: skip
-
-
-def _at(place: boundaries.RunMoment) -> str:
-    return place.label if place.label == f"@{place.seq}" else f"{place.label} @{place.seq}"
 
 
 def _driven(shell: Shell, run: str) -> Exit | None:
@@ -254,7 +250,9 @@ def rewind_command(shell: Shell, run: str, to: str, yes: bool, dry_run: bool, **
       killick time rewind claim_17 --to 4:before --dry-run
     """
     found = preview_rewind(shell.log, run, to)
-    _print_leaving(shell, found)
+    head = Text().append(run, style="bold cyan").append(" would be rewound to ")
+    shell.print(head.append(paint.place(found.to, found.seq), style="bold"))
+    _print_parts(shell, present.rewind(found, max(shell.out.width - LABEL - 8, 40)))
     done: str | None = None
     if not dry_run:
         if any(effect.status in STANDING for effect in found.effects):
@@ -262,12 +260,6 @@ def rewind_command(shell: Shell, run: str, to: str, yes: bool, dry_run: bool, **
         done = shell.client.rewind(run, to, **who)
     if _is_printed(shell, found, done, "rewind"):
         _report(shell, "next", [shell.continues(run)], COMMAND)
-
-
-def _print_leaving(shell: Shell, found: RewindPreview) -> None:
-    head = Text().append(found.run, style="bold cyan").append(" would be rewound to ")
-    shell.print(head.append(_at(boundaries.RunMoment(found.seq, found.to)), style="bold"))
-    _print_parts(shell, present.rewind(found, max(shell.out.width - LABEL - 8, 40)))
 
 
 def _print_parts(shell: Shell, parts: present.Report) -> None:
@@ -315,7 +307,9 @@ def undo_command(
     found = shell.client.undoing(run, step)
     if found.refuses is not None and settled is None:
         raise CommandFailed(f"{run}: step {step} cannot be undone: {found.refuses}{_way_out(shell, found)}")
-    _print_undoing(shell, found)
+    head = Text().append(run, style="bold cyan").append(f" step {step}: ")
+    shell.print(head.append(present.call_line(found.tool, found.arguments, 200), style="bold"))
+    _print_parts(shell, present.undo(found, max(shell.out.width - LABEL - 4, 30)))
     done: str | None = None
     if not dry_run:
         shell.confirm(f"undo step {step} of {run}?", yes=yes)
@@ -344,9 +338,3 @@ def _way_out(shell: Shell, found: UndoPreview) -> str:
     if found.status != "happened" or found.compensated_by is not None:
         return ""
     return "; name its module with --app" if "declared" in refuses else "; undo it by hand, then --settled happened"
-
-
-def _print_undoing(shell: Shell, found: UndoPreview) -> None:
-    head = Text().append(found.run, style="bold cyan").append(f" step {found.step}: ")
-    shell.print(head.append(present.call_line(found.tool, found.arguments, 200), style="bold"))
-    _print_parts(shell, present.undo(found, max(shell.out.width - LABEL - 4, 30)))

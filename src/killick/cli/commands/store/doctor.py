@@ -10,9 +10,9 @@ from rich.text import Text
 from killick.cli import style as paint
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import Exit
-from killick.cli.style import many
 from killick.errors import StoreError, StoreFull
 from killick.history.doctor import Diagnosis, Finding, examine
+from killick.history.phrasing import counted
 from killick.presenting.encoder import document
 from killick.store import namespaces
 
@@ -49,7 +49,10 @@ def doctor_command(shell: Shell) -> Exit:
         shell.emit({"store": shell.shown_url, "wrong": 1, "unreachable": str(error)})
         shell.say("✗", (shell.shown_url, "bold"), f"  cannot be examined: {error}")
         return Exit.BAD
-    shell.emit(_data(shell, found))
+    report: dict[str, Any] = document(found)
+    for finding, data in zip(found.findings, report["findings"], strict=True):
+        data["next"] = _typed(shell, finding)
+    shell.emit({"wrong": found.wrong, **report})
     _draw(shell, found)
     return Exit.BAD if found.wrong else Exit.DONE
 
@@ -58,13 +61,6 @@ def _is_declared(agent: str) -> bool:
     from killick.definitions.agents import AGENTS
 
     return agent in AGENTS.names()
-
-
-def _data(shell: Shell, found: Diagnosis) -> dict[str, Any]:
-    report: dict[str, Any] = document(found)
-    for finding, data in zip(found.findings, report["findings"], strict=True):
-        data["next"] = _typed(shell, finding)
-    return {"wrong": found.wrong, **report}
 
 
 def _typed(shell: Shell, finding: Finding) -> list[str]:
@@ -105,7 +101,7 @@ def _draw(shell: Shell, found: Diagnosis) -> None:
     if found.unseen:
         shell.row("  not checked: ", Text("; ".join(found.unseen), style="dim"))
     if found.wrong:
-        shell.print(Text.assemble(bad, f"{many(found.wrong, 'thing')} {'is' if found.wrong == 1 else 'are'} wrong"))
+        shell.print(Text.assemble(bad, f"{counted(found.wrong, 'thing')} {'is' if found.wrong == 1 else 'are'} wrong"))
     else:
         verify = shell.typed("store", "verify")
         shell.say("✓", "nothing is wrong; ", (verify, "green"), " proves the record")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from killick.cli.context import Shell, command, current_user
-from killick.cli.style import many
+from killick.history.phrasing import counted
 
 
 @command("rotate")
@@ -18,4 +18,4 @@ def rotate_command(shell: Shell) -> None:
     """
     count = shell.client.rotate_keys(by=current_user())
     shell.emit({"keys": count})
-    shell.say("✓", f"wrapped {many(count, 'data key')} by the first master key; take the old one away")
+    shell.say("✓", f"wrapped {counted(count, 'data key')} by the first master key; take the old one away")

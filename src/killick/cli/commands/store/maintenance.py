@@ -17,9 +17,9 @@ from killick.archive.redact import Redaction
 from killick.audit.seal import SEALS
 from killick.cli.context import Shell, command, complete_run, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed
-from killick.cli.style import many
 from killick.engine.control.commands import leased
 from killick.errors import LogError
+from killick.history.phrasing import counted
 from killick.log import repair
 from killick.log.log import Log
 from killick.log.paging import heads
@@ -93,7 +93,7 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
         shell.say("✓", str(said))
         return
     shell.emit(report | msgspec.to_builtins(event))
-    found = f"set aside {many(event.set_aside, 'event')} of {event.first} to {event.last}"
+    found = f"set aside {counted(event.set_aside, 'event')} of {event.first} to {event.last}"
     shell.say("✓", (run, "bold"), f"  kept events up to {kept}, {found}")
     for doubt in event.doubts:
         shell.say("?", f"{doubt.tool} at step {doubt.step} may have happened")
@@ -148,7 +148,7 @@ def erase_command(
     seqs = _seqs(shell.log, run, step, seq)
     pieces = {digest for each in seqs for digest in shell.log.pieces_of(run, each)}
     others = _sharing(shell.log, run, seqs, pieces)
-    what = f"the values of {many(len(seqs), 'event')}: {_listed(seqs)}"
+    what = f"the values of {counted(len(seqs), 'event')}: {_listed(seqs)}"
     purged = True
     if not dry_run:
         also = f" Parts of them are in {_listed(others)} too, and go from there." if others else ""
@@ -168,7 +168,7 @@ def erase_subject(shell: Shell, subject: str, *, yes: bool) -> None:
     shell.confirm(f"Destroy the key of {subject}? Nothing of theirs can be read again.", yes=yes)
     found = shell.client.erase(subject, by=current_user())
     shell.emit(msgspec.structs.asdict(found))
-    shell.say("✓", f"destroyed the key of {subject}: {many(found.runs, 'run')} unreadable, their logs still verify")
+    shell.say("✓", f"destroyed the key of {subject}: {counted(found.runs, 'run')} unreadable, their logs still verify")
     if not found.in_backups:
         shell.say("~", "a backup of this store from before has the key: remove it, or it reads them again")
     if not found.purged:
@@ -270,6 +270,6 @@ def export_command(shell: Shell, run: str, output: Path | None, with_children: b
     shell.save(output, data)
     header = msgspec.json.decode(data.split(b"\n", 1)[0])
     below = len(header.get("children", ()))
-    children = f", {many(below, 'child', 'children')}" if below else ""
+    children = f", {counted(below, 'child', 'children')}" if below else ""
     redacted = "" if not named else ", redacted" if redact is True else f", {', '.join(named)} redacted"
-    shell.note(f"{output}: {many(header['events'], 'event')}{children}, {decimal(len(data))}{redacted}")
+    shell.note(f"{output}: {counted(header['events'], 'event')}{children}, {decimal(len(data))}{redacted}")

@@ -15,8 +15,7 @@ from killick.cli import style
 from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.context import Shell, agent_option, command, current_user, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
-from killick.cli.style import many
-from killick.history.phrasing import size_text
+from killick.history.phrasing import counted, size_text
 from killick.history.vaults import Cleaned
 from killick.store.records import ENDED
 
@@ -52,7 +51,7 @@ def prune_command(
         done = chosen.untouched(shell.log)
     else:
         if chosen.going:
-            question = f"Move {many(len(chosen.going), 'run')} into {path}, and out of the store?"
+            question = f"Move {counted(len(chosen.going), 'run')} into {path}, and out of the store?"
             shell.confirm(question, yes=yes)
         with progress(shell) as tell:
             done = prune(
@@ -71,7 +70,7 @@ def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
         shell.say("✗", (vault.vault, "bold"), f"  is not cleaned: {vault.problem}")
     if not vault.snapshots and not vault.bytes_freed:
         return
-    freed = f"{many(vault.snapshots, 'snapshot')} of files, {size_text(vault.bytes_freed)}, "
+    freed = f"{counted(vault.snapshots, 'snapshot')} of files, {size_text(vault.bytes_freed)}, "
     shell.say(
         "" if dry_run else "✓", freed, "would be deleted from " if dry_run else "deleted from ", (vault.vault, "bold")
     )
@@ -79,8 +78,8 @@ def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
 
 def _print_chosen(shell: Shell, chosen: Chosen, until_us: int) -> None:
     pruned = chosen.going
-    events = f", with {many(chosen.events, 'event')}," if pruned else ""
-    shell.say("", f"{many(len(pruned), 'run')}{events} ended before {style.moment(until_us)} and can go")
+    events = f", with {counted(chosen.events, 'event')}," if pruned else ""
+    shell.say("", f"{counted(len(pruned), 'run')}{events} ended before {style.moment(until_us)} and can go")
     for row in pruned[:LISTED_MAX]:
         ended = style.ago(row.changed_at_us, shell.clock.now_us())
         shell.say("", "  ", (row.run, "bold"), f"  {row.agent}, ", (row.status, style.STYLES[row.status]), f" {ended}")
@@ -98,11 +97,11 @@ def _print_kept(shell: Shell, kept: Mapping[str, str]) -> None:
 
 def _print_done(shell: Shell, chosen: Chosen, done: Pruned) -> None:
     _print_kept(shell, {run: why for run, why in done.kept.items() if run not in chosen.kept})
-    swept = f"; {many(done.values, 'value')} that nothing needed went too" if done.values else ""
+    swept = f"; {counted(done.values, 'value')} that nothing needed went too" if done.values else ""
     if done.file is None:
         shell.say("✓", f"nothing was moved{swept}")
         return
-    moved = f"{many(len(done.runs), 'run')}, {many(done.events, 'event')} moved into "
+    moved = f"{counted(len(done.runs), 'run')}, {counted(done.events, 'event')} moved into "
     shell.say("✓", moved, (done.file, "bold"), f" ({decimal(done.size_bytes)}){swept}")
     shell.say(
         "", (f"    {shlex.join(('killick', 'store', 'verify', done.file))}", "green")

@@ -21,9 +21,9 @@ from killick.cli import style
 from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.cli.style import many
 from killick.clock import timestamp
 from killick.errors import ProofBroken
+from killick.history.phrasing import counted
 from killick.permissions import create_private
 
 KEY: Final = "KILLICK_SEAL_KEY"
@@ -112,7 +112,7 @@ def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
         shell.say("~", f"the seal before was signed with another key, {done.other_key}")
     if done.fresh:
         runs = sum(run != SEALS for run in done.runs)
-        what = f"seal {done.number:,}: {many(runs, 'run')}, {many(done.events, 'new event')}"
+        what = f"seal {done.number:,}: {counted(runs, 'run')}, {counted(done.events, 'new event')}"
         shell.say("✓", what, f", signed with key {done.key}")
     else:
         shell.say("✓", f"nothing changed since seal {done.number:,}, signed with key {done.key}")
@@ -188,7 +188,7 @@ def _print_proved(shell: Shell, proved: Proved) -> None:
     for name, value in shown.items():
         if value is not None:
             shell.say("", (f"  {name}: ", "dim"), style.brief(value, 110))
-    shell.say("", (f"  in {proved.store}, under a checkpoint of {many(proved.size, 'entry', 'entries')}", "dim"))
+    shell.say("", (f"  in {proved.store}, under a checkpoint of {counted(proved.size, 'entry', 'entries')}", "dim"))
 
 
 # files --------------------------------------------------------------------------------------------

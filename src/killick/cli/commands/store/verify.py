@@ -19,8 +19,8 @@ from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.commands.store.seal import found_in, verify_file
 from killick.cli.context import Shell, command, complete_run
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.cli.style import many
 from killick.errors import ExportBroken, ProofBroken
+from killick.history.phrasing import counted
 from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
 from killick.log import Log, Report
@@ -118,7 +118,7 @@ def _print_files(shell: Shell, held: Held) -> None:
         shell.say("✗", each)
     if len(held.broken) > LISTED_MAX:
         shell.say("", (f"  and {len(held.broken) - LISTED_MAX:,} more; --json lists them", "dim"))
-    counts = f"{many(held.snapshots, 'snapshot')} of {many(held.runs, 'run')}"
+    counts = f"{counted(held.snapshots, 'snapshot')} of {counted(held.runs, 'run')}"
     if held.holds and held.snapshots:
         shell.say("✓", f"their files are whole: {counts} in {', '.join(held.vaults)}")
     elif held.holds:
@@ -144,7 +144,7 @@ def _verify_file(shell: Shell, path: str) -> Exit:
     if broken is not None:
         shell.say("✗", (path, "bold"), f"  {broken}")
     else:
-        shell.say("✓", "the file is intact: ", f"{many(found.runs, 'run')}, {many(found.events, 'event')}")
+        shell.say("✓", "the file is intact: ", f"{counted(found.runs, 'run')}, {counted(found.events, 'event')}")
     return Exit.DONE if broken is None else Exit.BAD
 
 
@@ -172,16 +172,16 @@ def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], prove
     for problem in report.explained:
         shell.say("~", (problem.run or "", "bold"), f"  {problem.what}")
     if report.holds and not broken:
-        erased = f", {many(report.erased, 'value')} erased on purpose" if report.erased else ""
-        repaired = f", {many(report.repaired, 'repair')} on record" if report.repaired else ""
-        counts = f"{many(report.runs, 'run')}, {many(report.events, 'event')}"
+        erased = f", {counted(report.erased, 'value')} erased on purpose" if report.erased else ""
+        repaired = f", {counted(report.repaired, 'repair')} on record" if report.repaired else ""
+        counts = f"{counted(report.runs, 'run')}, {counted(report.events, 'event')}"
         shell.say("✓", f"the record is intact: {counts}{erased}{repaired}")
         if report.seals:
-            shell.say("✓", f"and matches its seals: {many(report.seals, 'seal')}{proved}")
+            shell.say("✓", f"and matches its seals: {counted(report.seals, 'seal')}{proved}")
     else:
         differ = {problem.run for problem in broken if problem.run and problem.where == "seals"}
         runs = len({problem.run for problem in broken if problem.run} - differ)
         if runs or not differ:
-            shell.say("", f"{many(runs, 'run')} of {report.runs:,} {'fails' if runs == 1 else 'fail'} verification")
+            shell.say("", f"{counted(runs, 'run')} of {report.runs:,} {'fails' if runs == 1 else 'fail'} verification")
         if differ:
-            shell.say("", f"{many(len(differ), 'run')} {'does' if len(differ) == 1 else 'do'} not match the seals")
+            shell.say("", f"{counted(len(differ), 'run')} {'does' if len(differ) == 1 else 'do'} not match the seals")
