@@ -183,8 +183,8 @@ class SqliteFile(ForkedMutex):
         return self._writing
 
     def leasing(self) -> Writing:
-        """As `writing`, without a flush: the flush of the next commit covers it, and no effect comes before that. A power
-        failure undoes a lease with all that its holder wrote; a release that it undoes is the lease of a dead holder."""
+        """As `writing`, without a flush: that of the next commit covers it, and no effect comes before that. A power
+        failure undoes a lease with all that its holder wrote; an undone release is the lease of a dead holder."""
         return self._leasing
 
     def reading(self) -> Reading:
