@@ -267,7 +267,7 @@ def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: 
     (office / "pyproject.toml").unlink()
     (office / "app.py").rename(office / "elsewhere.txt")
     names = killick.definitions.agents.AGENTS.copy()
-    killick.definitions.agents.AGENTS.restore(({}, {}))
+    killick.definitions.agents.AGENTS.restore({})
     found = call(capsys, "time", "fork", "bill_17", "--at", "2:after", "--run")
     killick.definitions.agents.AGENTS.restore(names)
     assert found.code == 2

@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from killick.clock import microseconds, timestamp
 from killick.history.phrasing import CAME_BACK, cut, size_text, span
+from killick.model.system_events import Scope
 from killick.presenting import windows
 from killick.sanitizer import visible
 from killick.web.addresses import API, address
@@ -69,10 +70,8 @@ def render(
     """A page as a response, with the CSRF cookie for its forms."""
     base = request.scope.get("root_path", "")
     text = environment().get_template(template).render(
-        person=person, csrf=context.access.csrf(request), url=partial(address, request), base=base,
-        may=lambda scope: person is not None and person.may(scope),
-        api=lambda path, **parameters: address(request, API + path, **parameters),
-        path=request.scope["path"].removeprefix(base),
+        person=person, may=partial(_may, person), csrf=context.access.csrf(request), url=partial(address, request),
+        api=partial(_api, request), base=base, path=request.scope["path"].removeprefix(base),
         login=context.access.login, place=context.client.runtime.store.place, **given,
     )  # fmt: skip
     response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
@@ -87,6 +86,15 @@ def problem_page(context: AppContext, request: Request, problem: Problem) -> Res
         headers=problem.headers, doc=problem.document(), asked=None, twin=None,
         now=timestamp(context.client.runtime.clock.now_us()),
     )  # fmt: skip
+
+
+def _api(request: Request, path: str, **parameters: Any) -> str:
+    """Where something is in the API."""
+    return address(request, API + path, **parameters)
+
+
+def _may(person: Person | None, scope: Scope) -> bool:
+    return person is not None and person.may(scope)
 
 
 # how things look ----------------------------------------------------------------------------------
