@@ -194,7 +194,7 @@ def test_threads_with_writings_of_their_own_do_not_disturb_each_other(vault: Vau
             for root, files in made.items():
                 assert read(vault, root) == files, seed
     assert vault.verify() == [], seed
-    assert len(packs(vault)) <= 4
+    assert len(packs(vault)) < 20  # 80 publications share packs; one that is being closed is not taken
 
 
 def test_what_two_processes_publish_at_once_is_whole_for_both(vault: Vault) -> None:
