@@ -9,7 +9,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -501,9 +501,11 @@ class Execution:
 
     async def until_idle(self, seconds: float) -> None:
         """Wait until the agent ended, every branch is idle, a message came, or the time is up."""
-        timer = self.loop.call_later(seconds, self.stirred.set)
-        await self.stirred.wait()
-        timer.cancel()
+        if not self.stirred.is_set():
+            # A timer that sets the event would count as work, and played time would stand still.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.stirred.wait()
 
     def close(self, signal: Signal, *, cut: bool = False) -> None:
         """Close the handle: waits end with the signal now, other branches meet it at their next step.
