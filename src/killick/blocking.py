@@ -134,7 +134,6 @@ class LoopThread(ForkedMutex):
         """Forgets the parent's loop: its thread is not in the child."""
         keep_inherited(self._thread)
         self._thread = None
-        self._mutex = threading.Lock()
 
     @property
     def is_started(self) -> bool:

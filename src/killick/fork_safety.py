@@ -49,7 +49,7 @@ class Forked:
 
 
 class ForkedMutex(Forked):
-    """An owner that is paused by its mutex."""
+    """An owner that is paused by its mutex. In the child it gets a new one, before `after_fork_in_child`."""
 
     _mutex: threading.Lock
 
@@ -95,24 +95,45 @@ def end_child(error: BaseException | None) -> NoReturn:
 
 
 def _before() -> None:
+    paused: list[Forked] = []
+    while fresh := [owner for owner in _owners() if owner not in paused]:  # others may register while one is waited for
+        for owner in fresh:
+            owner.before_fork()
+            paused.append(owner)
+    _notified[:] = paused
+
+
+def _owners() -> list[Forked]:
     with _mutex:
-        _notified[:] = _known.values()
-    for owner in _notified:
-        owner.before_fork()
+        return list(_known.values())
 
 
 def _in_parent() -> None:
-    for owner in _notified:
+    for owner in _taken():
         owner.after_fork_in_parent()
-    _notified.clear()
 
 
 def _in_child() -> None:
     global _mutex
     _mutex = threading.Lock()
-    for owner in _notified:
-        owner.after_fork_in_child()
-    _notified.clear()
+    owners = _taken()
+    for owner in owners:
+        if isinstance(owner, ForkedMutex):
+            owner._mutex = threading.Lock()  # pyright: ignore[reportPrivateUsage]
+    failed: Exception | None = None
+    for owner in owners:
+        try:
+            owner.after_fork_in_child()
+        except Exception as error:  # the others must be told too
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _taken() -> list[Forked]:
+    """Returns the paused owners, before any of them continues and another thread forks."""
+    owners, _notified[:] = list(_notified), ()
+    return owners
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import killick
+from killick.fork_safety import Forked, ForkedMutex, register_for_forks
 
 APP = '''
 import multiprocessing, os, signal, sys, time
@@ -251,3 +255,24 @@ def test_pools_of_processes_work_beside_an_open_client(folder: Path, method: str
     done = run(folder, "pools.py", "killick.db", method)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "served\n"
+
+
+def test_a_child_forks_again_though_an_owner_failed_in_it() -> None:
+    class Failing(Forked):
+        def after_fork_in_child(self) -> None:
+            raise OSError("closed already")
+
+    class Paused(ForkedMutex):
+        def __init__(self) -> None:
+            self._mutex = threading.Lock()
+
+    owners = [Failing(), Paused()]
+    for owner in owners:
+        register_for_forks(owner)
+    child = os.fork()
+    if child == 0:
+        sys.unraisablehook = lambda _: None
+        signal.alarm(300)
+        grandchild = os.fork()
+        os._exit(0 if grandchild == 0 else os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

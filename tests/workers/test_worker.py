@@ -394,7 +394,7 @@ async def test_a_run_whose_commits_are_refused_is_held_back_ever_longer(
     monkeypatch.setattr(kd.runtime.store, "append", refusing)
     with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker():
-            await until(lambda: len(held_back(caplog)) == 5)
+            await until(lambda: len(held_back(caplog)) >= 5)
             refuses.clear()
             await ended(kd, "refused")
     assert held_back(caplog)[:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
@@ -436,7 +436,7 @@ async def test_a_run_that_rests_on_nothing_on_record_is_held_back_ever_longer(
     rests(kd)
     with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker():
-            await until(lambda: len(held_back(caplog)) == 5)
+            await until(lambda: len(held_back(caplog)) >= 5)
     assert held_back(caplog)[:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
 
 

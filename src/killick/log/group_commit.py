@@ -128,7 +128,7 @@ class Committer(ForkedMutex):
 
     def after_fork_in_child(self) -> None:
         """Pending appends belong to the parent, which commits them."""
-        self._mutex, self._closed, self._thread = threading.Lock(), True, None
+        self._closed, self._thread = True, None
         self._queue.clear()
         self._tails.clear()
         reset_hurry()

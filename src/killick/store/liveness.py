@@ -37,7 +37,6 @@ class Holders(ForkedMutex):
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()
-        self._mutex = threading.Lock()
 
     def lock(self, holder: str) -> None:
         """Locks this holder's file until close or process death."""

@@ -105,7 +105,6 @@ class Notifier(Listener, ForkedMutex):
 
     def after_fork_in_child(self) -> None:
         """The pipe and its thread belong to the parent."""
-        self._mutex = threading.Lock()
         if self._own is not None:
             self._own.close_inherited()
         self._watchers, self._own, self._end = [], None, None

@@ -160,7 +160,7 @@ class SqliteFile(ForkedMutex):
     def after_fork_in_child(self) -> None:
         self._inherited = bool(self._lent or self._transacting) or not self._paused
         keep_inherited(self._writer, *self._readers, *self._lent, *self._transacting)
-        self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), {}, set(), deque()
+        self._lent, self._transacting, self._readers = {}, set(), deque()
         self._gate = threading.Event()
         self._gate.set()
         if not self._inherited:
@@ -558,9 +558,6 @@ class CommitDetector(ForkedMutex):
         if self._db is not None:
             self._db.close()
             self._db = None
-
-    def after_fork_in_child(self) -> None:
-        self._mutex = threading.Lock()  # the polling thread belongs to the parent
 
     def changed(self) -> bool:
         before, self._version = self._version, self._data_version()
