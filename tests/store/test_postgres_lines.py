@@ -17,6 +17,7 @@ import servers
 from killick.errors import (
     StoreUnavailable,
 )
+from killick.store.postgres.server import _is_transient  # pyright: ignore[reportPrivateUsage]
 from killick.store.postgres.store import PostgresStore
 from killick.store.records import Append, Delivered, Head, OutboxRow
 from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
@@ -231,6 +232,19 @@ def test_a_message_whose_answer_was_lost_is_still_fresh(request: pytest.FixtureR
     assert (told.fresh, told.message.by) == (False, "ann")
     assert len(store.messages(run)) == 2
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        ("the database system is shutting down", True),
+        ("terminating connection due to administrator command", True),  # while a session of it was being opened
+        ('password authentication failed for user "mia"', False),
+    ],
+)
+def test_a_refusal_of_a_server_that_goes_down_passes(said: str, passes: bool) -> None:
+    refused = psycopg.OperationalError(f'connection failed: connection to server at "db" failed: FATAL:  {said}')
+    assert _is_transient(refused) == passes
 
 
 def test_work_goes_on_across_restarts_of_the_server() -> None:

@@ -51,6 +51,7 @@ _OPENING_SECONDS_MAX: Final = 3.0
 _TRANSIENT: Final = (
     "starting up",
     "shutting down",
+    "terminating connection",
     "recovery",
     "too many clients",
     "connection slots",
