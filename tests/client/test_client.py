@@ -22,6 +22,7 @@ import pytest
 import killick
 from killick.client import answers, start
 from killick.engine import observers
+from killick.engine.control.inbox import COMMAND, delivery
 from killick.errors import (
     AgentUnknown,
     CalledDirectly,
@@ -31,7 +32,9 @@ from killick.errors import (
     RunUnknown,
     ValueRefused,
 )
+from killick.log import Log
 from killick.model import events as e
+from killick.store import SqliteStore
 from processes import Processes, kinds, told
 
 
@@ -871,6 +874,36 @@ def test_a_run_whose_process_died_is_due_by_itself_or_for_whoever_resumes_it(tmp
             assert kd.info("r").status == "queued"
         [advanced] = kd.advance_due()
         assert advanced.result == "done"
+
+
+def test_resuming_a_run_outweighs_a_pause_that_its_dead_process_did_not_take(tmp_path: Path) -> None:
+    path, lives = str(tmp_path / "killick.db"), tmp_path / "lives"
+
+    @killick.tool(effect="idempotent")
+    async def is_paused_and_dies() -> str:
+        if not lives.exists():
+            lives.write_text("one")
+            store = SqliteStore(path)
+            body = delivery(Log(store), "r", COMMAND, {"command": "pause"}, id="p", by="mia", at_us=1)
+            store.deliver([body])
+            os._exit(1)
+        return "done"
+
+    @killick.agent
+    async def mortal_and_paused(run: killick.Run) -> str:
+        return await run.call(is_paused_and_dies)
+
+    def run() -> None:
+        with killick.open(path) as kd:
+            kd.run(mortal_and_paused, id="r")
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join()
+    with killick.open(path) as kd:
+        kd.resume("r", by="ann")
+        [advanced] = kd.advance_due()
+        assert (advanced.result, kd.runtime.store.inbox("r")) == ("done", [])
 
 
 def test_of_two_who_start_the_same_id_at_once_both_get_the_one_run(

@@ -239,8 +239,13 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
             raise AnswerRefused(run, f"the run is over ({facts.status}); start another")
         is_held_back = facts.paused or facts.mend
         if is_held_back or facts.status == "running":
-            # The lease of a running one was free, so its holder died: from now on it is due.
-            handle.append(Entry(e.RunResumed(at=at, by=by), data))
+            # The lease of a running one was free, so its holder died: it is due now. It takes no earlier pause.
+            late = [
+                message for message in log.store.inbox(run, name=inbox.COMMAND)
+                if inbox.body_of(log, message)["command"] == "pause"
+            ]  # fmt: skip
+            taken = [Entry(inbox.message_taken(message, at)) for message in late]
+            handle.append(*taken, Entry(e.RunResumed(at=at, by=by), data), takes=tuple(each.number for each in late))
             return "resumed" if is_held_back else "taken over from a dead process"
         if facts.status != "failed":
             return f"{facts.status}, nothing holds it back"
