@@ -231,12 +231,13 @@ class Hub:
             return await asyncio.to_thread(self._paged, run, after)
 
     def _paged(self, run: str, after: int) -> Page:
-        frames, seq = b"", after
+        frames, seq = bytearray(), after
         for recorded in self._client.runtime.log.read(run, after=after, limit=PAGE_EVENTS):
             if len(frames) > PAGE_BYTES:
                 break
-            frames, seq = frames + self._frame(run, recorded), recorded.seq
-        return Page(frames, seq)
+            frames += self._frame(run, recorded)
+            seq = recorded.seq
+        return Page(bytes(frames), seq)
 
     def _frame(self, run: str, recorded: Recorded) -> bytes:
         """One event as it is sent: with its values, as they are in the log."""
