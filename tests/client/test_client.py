@@ -845,6 +845,18 @@ def test_logging_of_killick_is_silent_for_an_ordinary_run(
     assert said(caplog) == []
 
 
+def run_in_child(agent: killick.Agent[Any, Any], path: str) -> None:
+    """Run an agent in a process of its own, which may die in it."""
+
+    def run() -> None:
+        with killick.open(path) as kd:
+            kd.run(agent, id="r")
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join()
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_run_whose_process_died_is_due_by_itself_or_for_whoever_resumes_it(tmp_path: Path, resumed: bool) -> None:
     path, lives = str(tmp_path / "killick.db"), tmp_path / "lives"
@@ -860,13 +872,7 @@ def test_a_run_whose_process_died_is_due_by_itself_or_for_whoever_resumes_it(tmp
     async def mortal(run: killick.Run) -> str:
         return await run.call(dies_at_first)
 
-    def run() -> None:
-        with killick.open(path) as kd:
-            kd.run(mortal, id="r")
-
-    child = multiprocessing.get_context("fork").Process(target=run)
-    child.start()
-    child.join()
+    run_in_child(mortal, path)
     with killick.open(path) as kd:
         assert kd.info("r").status == "running"
         if resumed:
@@ -893,13 +899,7 @@ def test_resuming_a_run_outweighs_a_pause_that_its_dead_process_did_not_take(tmp
     async def mortal_and_paused(run: killick.Run) -> str:
         return await run.call(is_paused_and_dies)
 
-    def run() -> None:
-        with killick.open(path) as kd:
-            kd.run(mortal_and_paused, id="r")
-
-    child = multiprocessing.get_context("fork").Process(target=run)
-    child.start()
-    child.join()
+    run_in_child(mortal_and_paused, path)
     with killick.open(path) as kd:
         kd.resume("r", by="ann")
         [advanced] = kd.advance_due()
