@@ -25,6 +25,7 @@ from killick.log import Entry, Log, verify
 from killick.model import events as e
 from killick.store import MemoryStore
 from killick.store.records import RunIndex
+from leasing import leased_by
 
 DAY = 86_400
 LONG = "a note that several runs share, and that is long enough to be stored apart " * 40
@@ -302,7 +303,7 @@ def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
     for n, run in enumerate(("apart", "erased", "broken", "fine")):
         ran(kd, archive_leaf, n, run)
     kd.runtime.store.quarantine("apart", "somebody touched it")
-    log = kd.runtime.log.open("erased", holder="test", seconds=30)
+    log = leased_by("test", kd.runtime.log, "erased", seconds=30)
     pieces = kd.runtime.store.references("erased").log
     kd.runtime.log.erase(log, at=1, reason="asked for", pieces=sorted(pieces))
     kd.runtime.store.release("erased", epoch=log.epoch)
@@ -379,7 +380,7 @@ def world(kd: killick.Client, clock: killick.clock.LeapingClock, chance: random.
                     with contextlib.suppress(killick.KillickError):
                         kd.advance(f"f{n}")
             case "e" if known and chance.random() < 0.3:
-                log = kd.runtime.log.open(chance.choice(known), holder="test", seconds=30)
+                log = leased_by("test", kd.runtime.log, chance.choice(known), seconds=30)
                 pieces = sorted(kd.runtime.store.references(log.run).log)[: chance.randrange(2)]
                 kd.runtime.log.erase(
                     log, at=kd.runtime.clock.now_us(), reason="asked for", seqs=[log.seq], pieces=pieces

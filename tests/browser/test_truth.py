@@ -15,6 +15,7 @@ from killick.client.client import Client
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.triggers import TRIGGERS
+from leasing import leased_by
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ def kd(tmp_path: Path) -> Iterator[Client]:
     with office.opened(str(tmp_path / "killick.db")) as made:
         office.fill(made)
         made.start(office.report, "today", id="report-7")
-        log = made.runtime.log.open("report-7", holder="4312-gone", seconds=30)
+        log = leased_by("4312-gone", made.runtime.log, "report-7", seconds=30)
         log.append(Entry(e.RunTaken(at=made.runtime.clock.now_us(), epoch=log.epoch, holder="4312-gone")))
         made.runtime.store.release("report-7", epoch=log.epoch, left=True)
         yield made

@@ -16,6 +16,7 @@ from killick.client.client import Client
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.triggers import TRIGGERS
+from leasing import leased_by
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ def kd(tmp_path: Path) -> Iterator[Client]:
         office.fill(made)
         for run, holder in (("report-7", "4312-works"), ("report-8", "4313-gone")):
             made.start(office.report, "today", id=run)
-            log = made.runtime.log.open(run, holder=holder, seconds=30)
+            log = leased_by(holder, made.runtime.log, run, seconds=30)
             place = {"host": "web-1", "slots": 10} if run == "report-7" else {}
             taken = e.RunTaken(at=made.runtime.clock.now_us(), epoch=log.epoch, holder=holder, **place)
             log.append(Entry(taken))

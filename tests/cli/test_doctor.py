@@ -20,6 +20,7 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.store import SqliteStore
 from killick.store.sqlite.file import SqliteFile
+from leasing import leased_by
 
 Capture = pytest.CaptureFixture[str]
 APP = """
@@ -176,7 +177,7 @@ def test_a_step_in_doubt_that_waits_for_its_last_holder_is_named(capsys: Capture
     with killick.open("killick.db") as kd:
         now = kd.runtime.clock.now_us()
         kd.runtime.log.create(e.RunStarted(at=now, run="d", agent="doctored"), {"input": 1})
-        log = kd.runtime.log.open("d", holder="w", seconds=30)
+        log = leased_by("w", kd.runtime.log, "d", seconds=30)
         log.append(
             Entry(e.RunTaken(at=now, holder="w", epoch=log.epoch)),
             Entry(e.StepStarted(at=now, step="1", sort="tool", name="pay", effect="idempotent"), {"arguments": {}}),

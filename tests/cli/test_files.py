@@ -16,6 +16,7 @@ from claims import Called, call, on_terminal, plain_environment
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.workspace.vault.vault import Vault
+from leasing import leased_by
 
 Capture = pytest.CaptureFixture[str]
 APP: Final = r'''
@@ -189,7 +190,7 @@ def test_a_run_tells_what_became_of_its_files(here: Path, capsys: Capture) -> No
 
 def test_processes_that_were_alive_are_told(here: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        log = kd.runtime.log.open("fix", holder="test", seconds=30)
+        log = leased_by("test", kd.runtime.log, "fix", seconds=30)
         root = e.to_text(b"\x9f\x2c" + bytes(30))
         at = kd.runtime.clock.now_us()
         log.append(
@@ -334,7 +335,7 @@ def test_another_folder_is_written_and_the_runs_own_left_alone(here: Path, capsy
 
 def test_a_folder_that_somebody_works_in_is_not_touched(here: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        log = kd.runtime.log.open("fix", holder=kd.runtime.engine.holder, seconds=30)
+        log = leased_by(kd.runtime.engine.holder, kd.runtime.log, "fix", seconds=30)
         err = did(capsys, "time", "restore", "fix", "--at", "2:before", code=4)
         assert err.startswith("killick: fix: ")
         assert not (here / "shop" / "README.md").exists()

@@ -24,6 +24,7 @@ from killick.cli.main import main
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.store.sqlite.store import SqliteStore
+from leasing import leased_by
 
 
 @killick.agent(name="ps_ask")
@@ -117,7 +118,7 @@ def test_a_run_whose_code_diverged_is_a_code_mismatch_and_not_waiting(tmp_path: 
     with killick.open(url) as kd:
         kd.start(ask, "bob", id="ask_2")
         kd.advance("ask_2")
-        log = kd.runtime.log.open("ask_2", holder="w", seconds=30)
+        log = leased_by("w", kd.runtime.log, "ask_2", seconds=30)
         differ = {"recorded": "wait answer", "found": "tool mail()", "builds": []}
         log.append(Entry(e.RunDiverged(at=kd.runtime.clock.now_us(), step="1"), differ))
         kd.runtime.store.release("ask_2", epoch=log.epoch)

@@ -12,6 +12,7 @@ import pytest
 import killick
 from claims import Called, call, move_in, on_terminal, plain_environment
 from killick.cli.main import main
+from leasing import leased_by
 
 Capture = pytest.CaptureFixture[str]
 
@@ -344,7 +345,7 @@ def test_a_program_is_told_what_stays_as_json(office: Path, capsys: Capture) -> 
 
 def test_a_run_that_somebody_is_at_is_taken_back_by_them(office: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as holder:
-        holder.runtime.log.open("bill_17", holder="somebody")
+        leased_by("somebody", holder.runtime.log, "bill_17")
         found = call(capsys, "time", "rewind", "bill_17", "--to", "5:before", "--yes")
         assert found.code == 0
         assert "will be taken back to 5:before, by somebody, which holds it" in found.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +14,14 @@ import pytest
 
 import killick
 from faulty_store import faulty
-from killick.errors import KillickError, StoreFull
+from killick.clock import ManualClock
+from killick.engine.control.commands import COMMAND_SECONDS
+from killick.errors import KillickError, StoreFull, StoreUnavailable
+from killick.log.writer import Entry
+from killick.model import events as e
 from killick.store import MemoryStore, SqliteStore, Store
 from killick.workers.worker import Worker
+from leasing import leased_by
 from seeds import repeats
 
 BACKSTOP_SECONDS = 300.0
@@ -171,6 +177,49 @@ def test_a_run_that_could_not_be_let_go_is_let_go_when_the_store_can() -> None:
     assert other.advance("w").status == "waiting"
     kd.close()
     other.close()
+
+
+def test_a_command_that_fails_leaves_a_run_whose_worker_died_to_the_next_worker() -> None:
+    """Whichever access of the command fails, and whether or not the store did it."""
+    counted = 0
+    while (found := _commanded(counted, "before")) is not None:
+        assert _commanded(counted, "after") == found
+        counted += 1
+    assert counted > 4
+
+
+def _commanded(fail_at: int, when: Literal["before", "after"]) -> str | None:
+    """The access of a command that failed; None: there is none by that number."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    with killick.Client(store, clock=clock) as kd:
+        kd.start(child, "ann", id="r")
+        _died_with("r", kd, clock)
+        failing = faulty(store, fail_at=fail_at + 1, when=when)
+        with contextlib.suppress(StoreUnavailable):
+            killick.Client(failing, clock=clock).note("r", "looked at it", by="ann")
+        clock.advance(COMMAND_SECONDS + 1)
+        assert [row.run for row in store.due(clock.now_us())] == ["r"], failing.failed
+        return failing.failed
+
+
+def test_a_command_that_read_a_run_before_a_worker_died_with_it_leaves_it_to_the_next_worker() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    with killick.Client(store, clock=clock) as kd:
+        kd.start(child, "ann", id="r")
+        read = kd.log.head("r")
+        _died_with("r", kd, clock)
+        leased = kd.log.lease("r", "command", seconds=30, known=read)
+        assert leased.left is not None
+        store.release("r", epoch=leased.head.epoch, left=leased.left is not None)
+        assert [row.run for row in store.due(clock.now_us())] == ["r"]
+
+
+def _died_with(run: str, kd: killick.Client, clock: ManualClock) -> None:
+    """A worker took a run and died."""
+    leased_by("w", kd.log, run, seconds=30).append(Entry(e.RunTaken(at=clock.now_us(), epoch=1, holder="w")))
+    clock.advance(31)
 
 
 @killick.agent(name="errors_waiting")

@@ -28,6 +28,7 @@ from killick.errors import (
 from killick.log import Entry
 from killick.model import events as e
 from killick.store import MemoryStore, SqliteStore
+from leasing import leased_by
 
 SLOWLY = killick.Retry(attempts=3, first=0.001, max=0.001)
 
@@ -403,7 +404,7 @@ def test_branches_with_and_without_transactions_make_one_record(kd: killick.Clie
     assert [step for step in returned if step in written] == written
     # Another process plays the record: the branches go on in the same order, and nothing is done again.
     order.clear()
-    log = kd.runtime.log.open("a", holder="somebody", seconds=30)
+    log = leased_by("somebody", kd.runtime.log, "a", seconds=30)
     log.append(Entry(e.RunRewound(at=kd.runtime.clock.now_us(), cut=log.seq - 1, generation=1)))
     kd.runtime.store.release("a", epoch=log.epoch)
     with killick.open(str(path)) as other:

@@ -20,6 +20,7 @@ from killick.store import MemoryStore, Store, open_store
 from killick.store.records import Condition, RunIndex
 from killick.store.sqlite.conditions import kind_of_file_system
 from killick.store.sqlite.file import PAGE_BYTES
+from leasing import leased_by
 
 DAY = 86_400
 
@@ -75,7 +76,7 @@ def only(kd: killick.Client) -> Finding:
 
 def taken(kd: killick.Client, run: str, *, seconds: float = 30) -> None:
     """Somebody takes a run and is at work on it."""
-    log = kd.runtime.log.open(run, holder="worker-1", seconds=seconds)
+    log = leased_by("worker-1", kd.runtime.log, run, seconds=seconds)
     log.append(Entry(e.RunTaken(at=kd.runtime.clock.now_us(), epoch=log.epoch, holder="worker-1")))
 
 
@@ -147,7 +148,7 @@ def test_a_run_that_waits_for_a_child_that_is_over_is_told(
 
 def test_a_diverged_run_is_told_with_its_step(kd: killick.Client) -> None:
     ran(kd, doctor_asking, None, "r")
-    log = kd.runtime.log.open("r", holder="test", seconds=30)
+    log = leased_by("test", kd.runtime.log, "r", seconds=30)
     log.append(
         Entry(e.RunDiverged(at=kd.runtime.clock.now_us(), step="2"), {"recorded": "a", "found": "b", "builds": []})
     )

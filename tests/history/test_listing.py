@@ -17,6 +17,7 @@ from killick.history.listing import About, Line, Listing
 from killick.log import Entry
 from killick.model import events as e
 from killick.store.records import ASKS, RunQuery
+from leasing import leased_by
 
 
 @killick.tool(name="line_look", effect="reads", retry=killick.Retry(attempts=3, on=(ConnectionError,), first="1h"))
@@ -127,7 +128,7 @@ def test_a_child_names_its_parent_and_a_fork_what_it_left(kd: Client) -> None:
 
 def test_a_run_whose_code_diverged_is_a_code_mismatch_and_asks_nobody(kd: Client) -> None:
     begin(kd, "ada")
-    log = kd.runtime.log.open("ada", holder="w1", seconds=30)
+    log = leased_by("w1", kd.runtime.log, "ada", seconds=30)
     differ = {"recorded": "tool line_look", "found": "tool line_pay", "builds": []}
     log.append(Entry(e.RunDiverged(at=kd.runtime.clock.now_us(), step="1"), differ))
     kd.runtime.store.release("ada", epoch=log.epoch)
@@ -163,7 +164,7 @@ def test_a_failed_run_is_shown_at_the_step_that_failed_by_its_own_name(kd: Clien
 def test_running_and_abandoned_runs_are_listed_apart_as_they_are_counted(kd: Client, clock: ManualClock) -> None:
     for run in ("held", "left"):
         kd.start(agent, "done", id=run)
-        kd.runtime.log.open(run, holder=f"w-{run}", seconds=30).append(killick_taken(clock))
+        leased_by(f"w-{run}", kd.runtime.log, run, seconds=30).append(killick_taken(clock))
     clock.advance(20)
     kd.runtime.store.renew("w-held", ["held"], seconds=300)
     clock.advance(20)
@@ -185,7 +186,7 @@ def test_a_paused_run_waits_for_somebody_first(kd: Client) -> None:
 
 def test_a_run_that_nobody_is_at_is_abandoned_and_one_set_apart_is_broken(kd: Client, clock: ManualClock) -> None:
     kd.start(agent, "done", id="done")
-    started = kd.runtime.log.open("done", holder="w1", seconds=30)
+    started = leased_by("w1", kd.runtime.log, "done", seconds=30)
     started.append(killick_taken(clock))
     assert line_of(kd, "done").status == "running"
     assert line_of(kd, "done").worker == "w1"

@@ -22,6 +22,7 @@ from killick.log import Entry, Log, RunLog, verify
 from killick.model import events as e
 from killick.store import SqliteStore
 from killick.store.records import Delivery, UniqueRight
+from leasing import leased_by
 
 RUNS = 6
 THREADS = 3
@@ -38,7 +39,7 @@ def open_or_create(log: Log, run: str, holder: str) -> RunLog:
     if log.store.head(run) is None:
         first = started(run)
         return log.create(first.event, first.values or {}, holder=holder)
-    return log.open(run, holder=holder)
+    return leased_by(holder, log, run)
 
 
 def append_for_ever(path: Path, acknowledged: int, seed: int) -> None:
@@ -106,7 +107,7 @@ def look(path: Path, acknowledged: dict[str, int], *, whole: bool) -> Callable[[
             tail = log.read(run, after=max(1, head.seq - 12))
             last = log.data(run, tail[-1].seq)["note"]
             assert last["place"] == last["of"] - 1, f"{run}: half a batch {last}"
-            log.open(run, holder="looker").append(note(0, 0, 1))
+            leased_by("looker", log, run).append(note(0, 0, 1))
             log.store.release(run, epoch=log.head(run).epoch)
         if whole:
             report = verify(log)

@@ -29,6 +29,7 @@ from killick.model.fold import FOLD, timeline
 from killick.model.typed import convert
 from killick.store import SqliteStore
 from killick.store.records import Append, Snapshot
+from leasing import leased_by
 
 
 def note(text: object, at: int = START_US) -> Entry:
@@ -139,7 +140,7 @@ def test_what_two_handles_append_at_once_is_refused_to_the_second(log: Log) -> N
 
 def test_a_holder_that_lost_its_lease_appends_nothing(log: Log) -> None:
     old = begin(log, holder="w1", seconds=0)
-    log.open("run_1", holder="w2")
+    leased_by("w2", log, "run_1")
     with pytest.raises(EpochStale, match="taken over"):
         old.append(note("too late"))
     assert log.head("run_1").seq == 1
@@ -159,7 +160,7 @@ def test_a_claim_that_somebody_took_over_since_opens_nothing_and_writes_nothing(
 def test_a_run_that_is_held_is_busy(log: Log) -> None:
     begin(log, holder="w1")
     with pytest.raises(RunBusy, match="w1"):
-        log.open("run_1", holder="w2")
+        leased_by("w2", log, "run_1")
 
 
 def test_an_id_is_used_once_and_an_unknown_one_is_named(log: Log) -> None:

@@ -19,6 +19,7 @@ from killick.log import Entry
 from killick.model import events as e
 from killick.store import Store
 from killick.testing import replay
+from leasing import leased_by
 
 world: list[Any] = []
 """Everything that reached the world."""
@@ -513,7 +514,7 @@ def test_a_run_whose_process_died_is_replayed_to_the_end_of_its_record(store: St
 
     with killick.Client(store) as kd:
         kd.start(replay_died, id="d")
-        log = kd.runtime.log.open("d", holder="gone")
+        log = leased_by("gone", kd.runtime.log, "d")
         log.append(
             Entry(e.RunTaken(at=1, epoch=log.epoch, holder="gone")),
             Entry(

@@ -25,6 +25,7 @@ from killick.store import MemoryStore
 from killick.store.records import Row
 from killick.web.app import asgi
 from killick.web.auth.access import Identified
+from leasing import leased_by
 
 XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"
 LETTER = "Dear Ada, " * 4_000
@@ -649,11 +650,11 @@ def test_a_process_that_died_is_a_break_in_the_timeline_and_is_counted() -> None
     clock = ManualClock()
     with killick.open("memory:", clock=clock) as kd:
         kd.start(truth_child, id="r")
-        log = kd.runtime.log.open("r", holder="14532-gone", seconds=30)
+        log = leased_by("14532-gone", kd.runtime.log, "r", seconds=30)
         log.append(Entry(e.RunTaken(at=kd.runtime.clock.now_us(), epoch=log.epoch, holder="14532-gone")))
         clock.advance(31)
         kd.start(truth_child, id="crashing")
-        crashing = kd.runtime.log.open("crashing", holder="14533-gone", seconds=30)
+        crashing = leased_by("14533-gone", kd.runtime.log, "crashing", seconds=30)
         crashing.append(Entry(e.LeaseLapsed(at=clock.now_us(), holder="14533-gone")))
         kd.advance("r")
         kd.fork("r", at="start", id="f", by="ann")

@@ -18,6 +18,7 @@ from killick.log import Entry
 from killick.model import events as e
 from killick.web.app import asgi
 from killick.web.auth.access import Identified
+from leasing import leased_by
 
 NASTY = "<img src=x onerror=alert(1)>"
 
@@ -168,7 +169,7 @@ def test_runs_whose_worker_is_gone_are_abandoned_and_not_running(
 ) -> None:
     for run in ("held", "left"):
         kd.start(echo, "x", id=run)
-        log = kd.runtime.log.open(run, holder=f"w-{run}", seconds=30)
+        log = leased_by(f"w-{run}", kd.runtime.log, run, seconds=30)
         log.append(Entry(e.RunTaken(at=clock.now_us(), epoch=log.epoch, holder=f"w-{run}")))
     clock.advance(20)
     kd.runtime.store.renew("w-held", ["held"], seconds=300)

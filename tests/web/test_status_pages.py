@@ -25,6 +25,7 @@ from killick.web.app import asgi
 from killick.web.auth.access import Identified
 from killick.workers import hooks, trigger_runner
 from killick.workers.hooks import HookEvent
+from leasing import leased_by
 
 
 @killick.agent
@@ -202,7 +203,7 @@ def _recorded(kd: Client) -> Any:
 
 def test_who_holds_a_run_is_shown_with_what_it_is_at(kd: Client, web: TestClient) -> None:
     kd.start(sleeper, None, id="s1")
-    log = kd.runtime.log.open("s1", holder="worker-7", seconds=30)
+    log = leased_by("worker-7", kd.runtime.log, "s1", seconds=30)
     [line] = told(web, "/workers")["workers"]
     assert (line["holder"], line["runs"]) == ("worker-7", 1)
     kd.runtime.store.release("s1", epoch=log.epoch)
@@ -241,7 +242,7 @@ def test_runs_that_are_due_and_nobody_takes_are_a_warning_that_says_what_to_star
 
 def test_a_run_whose_holder_is_gone_is_shown_as_left_by_it(kd: Client, web: TestClient) -> None:
     kd.start(report, "x", id="r1")
-    log = kd.runtime.log.open("r1", holder="worker-7", seconds=30)
+    log = leased_by("worker-7", kd.runtime.log, "r1", seconds=30)
     kd.runtime.store.release("r1", epoch=log.epoch, left=True)
     found = told(web, "/workers")
     assert [(each["run"], each["left_by"]) for each in found["due"]] == [("r1", "worker-7")]
@@ -271,10 +272,10 @@ def test_health_the_tabs_the_badge_and_the_inbox_have_the_same_numbers(
     for run in ("asks", "other", "doubts", "parts"):
         kd.advance(run)
     kd.start(report, "x", id="left")
-    log = kd.runtime.log.open("left", holder="w", seconds=30)
+    log = leased_by("w", kd.runtime.log, "left", seconds=30)
     log.append(Entry(e.RunTaken(at=clock.now_us(), epoch=log.epoch, holder="w")))
     clock.advance(31)
-    log = kd.runtime.log.open("parts", holder="w2", seconds=30)
+    log = leased_by("w2", kd.runtime.log, "parts", seconds=30)
     log.append(Entry(e.RunDiverged(at=clock.now_us(), step="1"), {"recorded": "ask", "found": "sleep", "builds": []}))
     kd.runtime.store.release("parts", epoch=log.epoch)
 

@@ -226,7 +226,7 @@ def prune(
     _announce(log, file, copied, now_us, by)
     gone: dict[str, int] = {}
     for count, (run, copy) in enumerate(copied.items(), 1):
-        why = _remove(log.store, copy, holder)
+        why = _remove(log, copy, holder)
         if why is None:
             gone[run] = copy.head.seq - copy.head.base
         else:
@@ -268,14 +268,14 @@ def _copy(log: Log, run: str, file: Writer) -> _Copied | str:
     return _Copied(head, -1 if row is None else row.delivered)
 
 
-def _remove(store: Store, copied: _Copied, holder: str) -> str | None:
+def _remove(log: Log, copied: _Copied, holder: str) -> str | None:
     """Removes a run if it is still as the file has it; otherwise returns the reason.
 
     It holds the lease, so that no event is added between the comparison and the removal.
     """
-    run = copied.head.run
+    run, store = copied.head.run, log.store
     try:
-        epoch = store.lease(run, holder, seconds=_LEASE_SECONDS).epoch
+        head, left, _ = log.lease(run, holder, seconds=_LEASE_SECONDS)
     except RunBusy as busy:
         return f"it is held by {busy.holder}"
     except RunUnknown:
@@ -287,7 +287,7 @@ def _remove(store: Store, copied: _Copied, holder: str) -> str | None:
             return None
         except StoreError as refused:
             why = str(refused)
-    store.release(run, epoch=epoch, holder=holder)
+    store.release(run, epoch=head.epoch, holder=holder, left=left is not None)
     return why
 
 

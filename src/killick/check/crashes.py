@@ -98,11 +98,13 @@ class Life:
 
     def write(self, what: str, act: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The same, with a crash point before and after it."""
-        if self.on_point is None and not self.points < self._kill_at <= self.points + 2:
-            done = self.touch(act, *args, **kwargs)
-            self.world.changes += 1
-            self.points += 2  # passed, and most are: they need no description
-            return done
+        with self._lock:  # for the count as well: two threads at once would pass over the point of death
+            self._refuse()
+            if self.on_point is None and not self.points < self._kill_at <= self.points + 2:
+                done = act(*args, **kwargs)
+                self.world.changes += 1
+                self.points += 2  # passed, and most are: they need no description
+                return done
         about = f"{what} {_last(args[0]) if what == 'append' else ''}".rstrip()
         self.point(f"before {about}")
         done = self.touch(act, *args, **kwargs)
@@ -279,14 +281,11 @@ def simulate(
     ids = SeededIds(seed if saved is None else seed + saved.point)
     if saved is None:
         story = Story(kills=kills, world=scenario.world(), store=MemoryStore(clock=clock, ids=ids))
-        number = 0
     else:
         world, store = saved.world.copied(), saved.store.copied(clock)
         story = Story(kills=(saved.point, *kills), places=[saved.place], points=[saved.point], world=world, store=store)
         _take_over(scenario, clock, store)
-        number = 1
-    for kill_at in (*kills, 0):
-        number += 1
+    for number, kill_at in enumerate((*kills, 0), 1 if saved is None else 2):
         life = Life(story.world, kill_at)
         if number == 1 and saving is not None:
             life.on_point = partial(_save, saving, story, clock)

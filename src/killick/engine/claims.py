@@ -103,12 +103,12 @@ def claim_run(engine: Engine, run: str, known: Head | None = None) -> ClaimedRun
         return ClaimedRun(head, since, engine.lease_seconds, engine.holder if left_open else None, 0)
     left = known or engine.log.head(run)
     try:
-        head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
+        leased = engine.log.lease(run, engine.holder, seconds=engine.lease_seconds, known=left)
     except StoreError:
         # The store may have granted the lease all the same.
         engine.leases.release(run, left.epoch + 1, left=left.holder is not None)
         raise
-    return ClaimedRun(head, since, engine.lease_seconds, left.holder, left.lease_until_us)
+    return ClaimedRun(leased.head, since, engine.lease_seconds, leased.left, leased.left_until_us)
 
 
 def idle_outcome(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome | None:

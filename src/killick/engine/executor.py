@@ -233,7 +233,7 @@ class Executor:
         head = claim.head
         if head.seq != ex.log.seq or head.hash != ex.log.hash or (claim.backs_off and claim.lapsed):
             if ours:
-                engine.release(run, head.epoch, left=False)
+                engine.release(run, head.epoch, left=claim.left is not None)
             self._children.unwind(ex)
             return None
         ex.parked = False
@@ -520,7 +520,7 @@ class Executor:
         except RunBusy:
             return False
         if (claim.head.seq, claim.head.hash) != (ex.log.seq, ex.log.hash):
-            self.engine.release(ex.run_id, claim.head.epoch, left=False)
+            self.engine.release(ex.run_id, claim.head.epoch, left=claim.left is not None)
             return False
         ex.log.epoch = claim.head.epoch
         self._drop_lease(ex)

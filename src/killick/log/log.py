@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections import OrderedDict
@@ -16,7 +15,6 @@ from killick.errors import (
     EpochStale,
     EventBroken,
     KeyRefused,
-    KillickError,
     LogError,
     RunBroken,
     RunUnknown,
@@ -49,6 +47,14 @@ class Recorded(NamedTuple):
     seq: int
     event: Event
     row: Row
+
+
+class Leased(NamedTuple):
+    """A leased run: its head, and the holder that had left it in the middle, with the end of that holder's lease."""
+
+    head: Head
+    left: str | None
+    left_until_us: int | None
 
 
 class Log:
@@ -93,29 +99,24 @@ class Log:
         head = Head(run=forked.run, seq=base, hash=self.hash_at(parent, base), epoch=0, base=base, parent=parent)
         return self._handle(head, fold, ledger, birth=CreateRun(parent=parent), snapshot_at=base)
 
-    def open(
-        self, run: str, *, holder: str | None = None, seconds: float = math.inf, head: Head | None = None
-    ) -> RunLog:
-        """Opens a run's log for appending. With a holder it takes the lease first, which raises the epoch; with a head,
-        that lease was taken already.
+    def lease(self, run: str, holder: str, *, seconds: float, known: Head | None = None) -> Leased:
+        """Takes the lease, and tells who had left the run in the middle. `known` is its head just now."""
+        was = known or self.head(run)
+        head = self.store.lease(run, holder, seconds=seconds)
+        if head.epoch > was.epoch + 1:  # others held it since that read, and the last may have left it in the middle
+            return Leased(head, holder, 0)
+        return Leased(head, was.holder, was.lease_until_us)
 
-        Refuses a quarantined run, and one whose log does not reach its head.
-        """
-        if holder is not None:
-            head = self.store.lease(run, holder, seconds=seconds)
-        try:
-            opening = self.store.opening(run, fold=FOLD)
-            if opening is None:
-                raise RunUnknown(run)
-            if head is not None and opening.head.epoch != head.epoch:
-                # Another worker took it over; a process that was suspended must not continue under that epoch.
-                raise EpochStale(run, held=head.epoch, actual=opening.head.epoch)
-            return self.opened(opening)
-        except BaseException:
-            if holder is not None and head is not None:
-                with contextlib.suppress(KillickError):
-                    self.store.release(run, epoch=head.epoch, holder=holder)
-            raise
+    def open(self, run: str, *, head: Head | None = None) -> RunLog:
+        """Opens a run's log for appending: under the lease of that head, or with none as it is now. Refuses a
+        quarantined run, and one whose log does not reach its head."""
+        opening = self.store.opening(run, fold=FOLD)
+        if opening is None:
+            raise RunUnknown(run)
+        if head is not None and opening.head.epoch != head.epoch:
+            # Another worker took it over; a process that was suspended must not continue under that epoch.
+            raise EpochStale(run, held=head.epoch, actual=opening.head.epoch)
+        return self.opened(opening)
 
     def opened(self, opening: Opening) -> RunLog:
         """The log of a run, from one read. It appends under the lease of that read."""
@@ -168,8 +169,7 @@ class Log:
     def key_for(self, subject: str, run: str) -> str:
         """Returns the name of a data subject's key for a new run. Raises KeyRefused in a store without keys."""
         if self.keys is None:
-            told = f"subject={subject!r} needs an encrypted store; open a new one with keys="
-            raise KeyRefused(self.store.place, told)
+            raise KeyRefused(self.store.place, f"subject={subject!r} needs an encrypted store; open another with keys=")
         return self.keys.key_for(subject, run)
 
     def secret_key(self, run: str) -> bytes:

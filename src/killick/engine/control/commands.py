@@ -56,13 +56,12 @@ _LOOK_SECONDS: Final = 0.02
 @contextlib.contextmanager
 def leased(log: Log, run: str, holder: str, *, seconds: float = COMMAND_SECONDS) -> Generator[RunLog]:
     """Lease a run for the block; RunBusy where another process holds it. An abandoned run stays abandoned."""
-    left = log.head(run).holder is not None
-    opened = log.open(run, holder=holder, seconds=seconds)
+    head, left, _ = log.lease(run, holder, seconds=seconds)
     try:
-        yield opened
+        yield log.open(run, head=head)
     finally:
         with contextlib.suppress(KillickError):
-            log.store.release(run, epoch=opened.epoch, left=left)
+            log.store.release(run, epoch=head.epoch, left=left is not None)
 
 
 class Reached(NamedTuple):
