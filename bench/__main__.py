@@ -127,8 +127,12 @@ def replace(measures: list[Measure], names: list[str], machine: str) -> None:
     """Some subjects' rows in RESULTS.md anew, with where and when; the others stay as they were measured."""
     page = HERE / "RESULTS.md"
     head, _, rows = page.read_text(encoding="utf-8").partition("| --- |")
-    *text, columns = [line for line in head.splitlines() if not line.startswith(APART)]
-    head = "\n".join([*text, f"{APART}{', '.join(names)}. {machine}", "", columns, ""])
+    *text, columns = head.rstrip().splitlines()
+    later = [line.removeprefix(APART).partition(". ") for line in text if line.startswith(APART)]
+    left = [(", ".join(name for name in each.split(", ") if name not in names), where) for each, _, where in later]
+    told = [f"{APART}{each}. {where}" for each, where in [*left, (", ".join(names), machine)] if each]
+    text = "\n".join(line for line in text if not line.startswith(APART)).rstrip().splitlines()
+    head = "\n".join([*text, *(line for each in told for line in ("", each)), "", columns, ""])
     first, *old = rows.splitlines()
     kept = [row for row in old if row.startswith("| ") and row.split(" | ")[0].removeprefix("| ") not in names]
     new = table(measures).splitlines()[2:]
