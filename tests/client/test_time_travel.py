@@ -607,6 +607,44 @@ def test_an_undoing_whose_outcome_is_not_known_is_settled_by_whoever_undoes(
     assert world.kd.verify().holds
 
 
+@pytest.mark.parametrize("act", ["pause", "cancel", "rewind"])
+def test_an_undoing_that_another_command_stopped_is_told_as_such_and_done_once(world: World, act: str) -> None:
+    commands: dict[str, Callable[[], object]] = {
+        "pause": lambda: world.kd.pause("r"),
+        "cancel": lambda: world.kd.cancel("r"),
+        "rewind": lambda: world.kd.rewind("r", "2:before"),
+    }
+    telling = threading.Thread(target=commands[act])
+
+    def undo(effect: killick.Effect) -> None:
+        telling.start()
+        while not world.store.index("r").delivered:
+            time.sleep(0.01)
+        BOOKS.append("undone")
+
+    @killick.tool(name=f"undone_during_{act}", compensate=undo)
+    async def done(to: str) -> str:
+        return to
+
+    @killick.agent(name=f"undoing_beside_{act}")
+    async def agent(run: killick.Run) -> None:
+        await run.call(done, "ann")
+        await run.wait("go")
+
+    world.kd.advance(world.kd.start(agent, id="r").id)
+    try:
+        told = world.kd.undo("r", "1")
+    except TimeRefused as refused:
+        told = refused.reason
+    assert told in (f"undid step 1, undone_during_{act}", "step 1: undoing it was stopped on the way; undo it again")
+    telling.join()
+    assert world.kd.runtime.engine.live.wait(300)  # a cancel does not wait for the thread
+    assert world.kd.state("r").effects[0].undone
+    with pytest.raises(TimeRefused, match="undone already"):
+        world.kd.undo("r", "1")
+    assert BOOKS == ["undone"]
+
+
 def test_what_was_undone_by_hand_is_on_the_ledger(world: World) -> None:
     WORDS["ships"] = True
     world.kd.run(travelling, "ann", id="r")

@@ -39,6 +39,7 @@ from killick.errors import (
     RunBusy,
     RunExists,
     StillRunning,
+    TimeRefused,
 )
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
@@ -503,6 +504,8 @@ class Executor:
             if isinstance(ex.signal, Interrupted):
                 raise ex.signal
             await ex.barrier()
+            if not results:  # a command came through the inbox, or its tool waits
+                raise TimeRefused(ex.run_id, f"step {step}: undoing it was stopped on the way; undo it again")
         except Interrupted as interrupted:
             raise interrupted.error(ex.run_id) from None
         except BaseException:

@@ -112,13 +112,10 @@ async def undo(
         why = "is not known here; load the app" if tool is None else "has no compensate; undo it by hand"
         raise TimeRefused(ex.run_id, f"step {step}: {effect.tool} {why}, and say so with settled='happened'")
     if past is not None and past.status == "in_doubt":
-        raise TimeRefused(
-            ex.run_id, f"undoing step {step} began and its outcome is not known; say settled='happened' or 'not'"
-        )
+        raise TimeRefused(ex.run_id, f"undoing step {step}: its outcome is not known; say settled='happened' or 'not'")
     if because:
-        ex.write_behind(
-            Entry(e.NoteMade(at=ex.now_us(), step=step, by=by or "a person"), {"note": f"undone: {because}"})
-        )
+        note = e.NoteMade(at=ex.now_us(), step=step, by=by or "a person")
+        ex.write_behind(Entry(note, {"note": f"undone: {because}"}))
     intent = _undoing(ex, tool, effect, step)
     try:
         await execute_step(ex, branch, intent, past.id if past is not None else None)
