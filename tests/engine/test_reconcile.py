@@ -232,6 +232,32 @@ def test_r14_what_is_asked_of_a_person_survives_the_process_that_asked(world: An
     assert [wait.run for wait in world.kd.inbox()] == ["r"]
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["raised", "died"])
+def test_r14_a_question_that_a_cancel_closed_is_asked_again_when_the_run_goes_on(
+    world: Any, bank: Bank, dies: bool
+) -> None:
+    """Also after the death of its process. Nobody said that it did not happen."""
+
+    @killick.tool(name="cancelled_in_doubt")
+    async def pay(to: str) -> Receipt:
+        bank.paid.append(to)
+        if dies:
+            world.die()
+        raise OSError("the line is dead")
+
+    plan((pay, "ann"))
+    if dies:
+        world.killed(calls_each, run="r")
+    parks(world.kd)
+    world.kd.cancel("r", by="eve")
+    assert world.kd.advance("r").status == "cancelled"
+    world.kd.rewind("r", "1:after", by="eve")
+    assert parks(world.kd).waits[0].waits_for == "settlement"
+    assert bank.paid == ["ann"]
+    world.kd.answer("r", "happened", value={"number": 7}, by="eve")
+    assert world.kd.run(calls_each, id="r") == [{"number": 7, "to": ""}]
+
+
 # R15: at most once --------------------------------------------------------------------------------
 
 

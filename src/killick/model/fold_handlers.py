@@ -275,15 +275,14 @@ def _wait_voted(fold: FoldData, seq: int, event: e.WaitVoted) -> None:
 
 
 def _wait_closed(fold: FoldData, seq: int, event: e.WaitClosed) -> None:
-    fold.facts.waits.pop(event.step, None)
-    step = fold.changing(event.step)
-    if step is None:
-        return
-    if step.sort == "wait":
+    wait, step = fold.facts.waits.pop(event.step, None), fold.changing(event.step)
+    if step is not None and step.sort == "wait":
         step.output = seq
         fold.move(step, "cancelled" if event.how in ("cancelled", "voided") else "done", event, seq)
-    elif step.status == "waiting":
-        fold.move(step, "intended", event, seq)
+    elif step is not None and step.status == "waiting":
+        # An outcome stays in doubt until it is settled, also if a cancel closes the question about it.
+        doubted = wait is not None and wait.waits_for == "settlement"
+        fold.move(step, "in_doubt" if doubted else "intended", event, seq)
 
 
 def _child_spawned(fold: FoldData, seq: int, event: e.ChildSpawned) -> None:
