@@ -777,6 +777,7 @@ def test_failing_any_operation_of_a_seal_leaves_the_seals_whole(
     tell(counting, lambda log: None)
     before = counting.operations
     seal(Log(counting), KEY, at_us=2)
+    counting.close()
     for failing in range(before + 1, counting.operations + 1):
         store = make(str(failing))
         broken = faulty(store, fail_at=failing, when=when, error=StoreUnavailable("disk", "it failed this once"))

@@ -194,7 +194,8 @@ class Fiber:
         if until_us is not None:
             hub().at(until_us, partial(self._resume, self._parkings))
         # A thread has one current task from Python 3.14 on. Here it is that of the fiber.
-        task = _swap_current_task(self.loop, None) if self.loop is not None else None
+        has_task = self.loop is not None and asyncio.current_task(self.loop) is not None  # 3.12.1 swaps no other
+        task = _swap_current_task(self.loop, None) if has_task else None
         hub().main.switch()
         if task is not None:
             _swap_current_task(self.loop, task)
