@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from killick.check.crashes import Story, simulate
+from killick.check.crashes import Killed, Life, Story, simulate
 from simulation.agents import SCENARIOS
 from simulation.around import effect_of
 from simulation.crash_stories import Scenario, World, differences, killed_everywhere, tick
@@ -87,6 +89,24 @@ def test_left_alone_it_comes_to_its_end(name: str, how: dict[str, Any]) -> None:
 def test_killed_at_any_point_it_goes_on_with_nothing_lost_and_nothing_done_twice(name: str) -> None:
     scenario = SCENARIOS[name]
     assert check(scenario, undisturbed(name), killed_everywhere(scenario, seed=SEED)) > 15
+
+
+def test_two_threads_that_write_at_once_do_not_pass_over_the_point_of_death() -> None:
+    life = Life(World(), kill_at=3)
+
+    def die() -> None:
+        with contextlib.suppress(Killed):
+            life.write("append", lambda items: None, ())
+
+    second = threading.Thread(target=die)
+
+    def beside(items: object) -> None:
+        second.start()
+        second.join(0.2)  # it waits for this write; where it did not, both would count from the same point
+
+    life.write("append", beside, ())
+    second.join()
+    assert (life.place, life.points) == ("before append", 3)
 
 
 @pytest.mark.slow
