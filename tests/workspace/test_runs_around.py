@@ -15,10 +15,10 @@ import pytest
 
 import killick
 import servers
-from engine.test_workspace_branches import QUICK, after, files_at, told, write
-from engine.workspace_isolated import LINES
 from killick.errors import KillickError, WorkspaceRefused
 from killick.model import events as e
+from workspace.runs_isolated import LINES
+from workspace.test_runs_branches import QUICK, after, files_at, told, write
 from world import World
 
 TESTS = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.slow
 def test_a_tool_in_a_process_of_its_own_does_not_write_on_after_its_agent_died(folder: Path) -> None:
-    command = [sys.executable, "-c", "from engine.workspace_isolated import main; main()"]
+    command = [sys.executable, "-c", "from workspace.runs_isolated import main; main()"]
     options = {"cwd": folder.parent, "env": {**os.environ, "PYTHONPATH": str(TESTS)}}
     agent = subprocess.Popen(command, **options)  # type: ignore[call-overload]
     while not (folder / "log").exists():

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from engine.workspace_process import OLD_NS, ROUNDS
 from seeds import draw_seed, repeats
+from workspace.runs_process import OLD_NS, ROUNDS
 
 TESTS = Path(__file__).parents[1]
 KILLS = repeats(30, 100)
@@ -43,7 +43,7 @@ def outputs(place: Path, seeds: list[int]) -> Iterator[str]:
     """What the programs print that do the killing, side by side."""
     kills = -(-KILLS // len(seeds))
     commands = [
-        [sys.executable, "-m", "engine.workspace_process", str(place / str(seed)), str(seed), str(kills)]
+        [sys.executable, "-m", "workspace.runs_process", str(place / str(seed)), str(seed), str(kills)]
         for seed in seeds
     ]
     pipe = subprocess.PIPE
