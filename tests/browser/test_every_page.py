@@ -97,7 +97,8 @@ def test_axe_finds_nothing_on_any_page(full: str, watch: Watch, viewport: Viewpo
     assert not wrong, "\n".join(wrong)
 
 
-_FOUND: Final = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations
+_FOUND: Final = """async () => (await axe.run(document, {
+  resultTypes: ["violations"], rules: { "target-size": { enabled: true } } })).violations
   .flatMap((each) => each.nodes.map((node) => `${each.id}: ${node.target.join(" ")}: ${node.failureSummary}`))"""
 
 
