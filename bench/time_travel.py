@@ -160,7 +160,7 @@ def _verified(path: Path) -> Iterator[Measure]:
     with killick.open(f"sqlite:///{path}") as kd, closing(sqlite3.connect(path)) as db:
 
         def prove() -> None:
-            report = kd.verify()
+            report = kd.store.verify()
             assert not report.problems, report.problems[0]
 
         ours, theirs = interleaved(3, lambda: seconds(prove), lambda: seconds(lambda: _hash_bare(db)))
@@ -185,12 +185,12 @@ def _sealed(folder: Path) -> Iterator[Measure]:
     with killick.open(f"sqlite:///{folder}/sealed.db") as kd:
         for number in range(SEALED):
             Agent.started(kd.runtime.log, f"run-{number}").grow(SEALED_EVENTS)
-        first = seconds(lambda: kd.seal(private))
+        first = seconds(lambda: kd.store.seal(private))
         log = kd.runtime.log.open("run-17")
         log.append(Entry(NoteMade(at=kd.runtime.clock.now_us()), {"note": "one more"}))
-        again = seconds(lambda: kd.seal(private))
-        made = [seconds(lambda: kd.prove("run-17", 5)) for _ in range(ROUNDS)]
-        proof = kd.prove("run-17", 5).file
+        again = seconds(lambda: kd.store.seal(private))
+        made = [seconds(lambda: kd.store.prove("run-17", 5)) for _ in range(ROUNDS)]
+        proof = kd.store.prove("run-17", 5).file
         checked = [seconds(lambda: verify_proof(proof, public)) for _ in range(ROUNDS)]
     yield Measure(
         name="time_travel",

@@ -44,7 +44,7 @@ async def settle(run: killick.Run, claim: Claim) -> str:
 
 def holds(path: Path) -> bool:
     with killick.open(str(path)) as kd:
-        report = kd.verify()
+        report = kd.store.verify()
         print(
             f"{path.name}: {report.runs} runs, {report.events} events, {'holds' if report.holds else 'does not hold'}"
         )

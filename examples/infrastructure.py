@@ -123,7 +123,7 @@ def main() -> None:
         kd.advance_due()
         tell(kd, "on_monday")
         assert SERVERS == {"web": 5}
-        assert kd.verify().holds
+        assert kd.store.verify().holds
 
 
 if __name__ == "__main__":

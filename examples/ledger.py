@@ -102,7 +102,7 @@ def main() -> None:
                 assert shop.execute("SELECT euros FROM ledger WHERE number = ?", (number,)).fetchall() == [(sold,)]
                 assert kd.info(f"order_{number}").status == "completed"
             assert rows(shop, "stock") == [("lamp", 0), ("rug", 1)]
-            assert kd.verify().holds
+            assert kd.store.verify().holds
         shop.close()
 
 

@@ -16,7 +16,7 @@ from killick import errors
 from killick.cli.apps import SETTINGS
 from killick.cli.exit_codes import code_of
 from killick.cli.main import VARIABLES as COMMAND_LINE
-from reference_topics import COMMON, FRAMEWORKS, GUIDES, HIDDEN, LIKE, TOPICS, TWINS, URLS, VARIABLES, Topic
+from reference_topics import COMMON, FRAMEWORKS, GROUPS, GUIDES, HIDDEN, LIKE, TOPICS, TWINS, URLS, VARIABLES, Topic
 from signatures import (
     Class,
     Doc,
@@ -178,7 +178,7 @@ def _class(name: Name, found: Class, mark: str, guide: str) -> Iterator[str]:
         if each.section != section and (section := each.section):
             yield f"{mark}# {name.name}: {section}\n"
             deeper = f"{mark}##"
-        called = f"{name.name}.{each.name}"
+        called = f"{GROUPS.get(name.name, name.name)}.{each.name}"
         assert each.signature is not None
         yield f"{deeper} {called}\n"
         yield _block([each.signature.shown(called)])

@@ -56,6 +56,9 @@ TOPICS: Final = {
             "killick": "open open_async Client AsyncClient Handle AsyncHandle RunInfo Wait State",
             "killick.engine.views": "Listed",
             "killick.engine.outcome": "RunOutcome",
+            "killick.client.edits": "Editor",
+            "killick.client.maintenance": "Maintenance",
+            "killick.workers.trigger_runner": "TriggerControl",
             "killick.history.search.query": "Finder",
             "killick.llm.external": "Host",
         },
@@ -133,16 +136,16 @@ GUIDES: Final = {
         "changing-code.md": "Run.patched",
         "checking.md": "check interrupt_everywhere Case",
         "contracts.md": "Client.rejudge",
+        "encryption.md": "Client.store.erase Client.store.rotate_keys",
         "finding.md": "Finder Client.find",
         "hooks.md": "on webhook HookEvent webhook_verify",
         "hosting.md": "Host Run.hosting Client.host",
-        "intervening.md": "Client.pause Client.cancel Client.set Client.prioritize Client.note Client.override "
-        "Client.skip Client.retry Client.resume",
-        "keeping.md": "Secret Client.export Client.prune",
+        "intervening.md": "Client.pause Client.cancel Client.resume Editor",
+        "keeping.md": "Secret Client.store.export Client.store.prune",
         "neighbours/durable.md": "durable",
         "people.md": "Answer Proposed CallAnswer Wait Approval Run.ask Run.propose Run.wait Run.remarks Client.answer "
         "Client.inbox Client.send Client.say",
-        "proof.md": "Client.seal Client.prove",
+        "proof.md": "Client.store.seal Client.store.prove",
         "replaying.md": "replay Replayed Client.replay",
         "serving.md": "Client.asgi",
         "showing.md": "Client.diff",
@@ -150,8 +153,8 @@ GUIDES: Final = {
         "state.md": "State Client.state",
         "time.md": "Client.rewind Client.fork Client.undo Client.undoing",
         "transactions.md": "Tx TX",
-        "triggers.md": "Client.publish Client.triggers Client.fire",
-        "verifying.md": "Client.verify",
+        "triggers.md": "TriggerControl",
+        "verifying.md": "Maintenance Client.store.verify",
         "window.md": "Window Sent Run.fit",
         "workers.md": "Client.worker Client.advance Client.advance_due",
         "workspace.md": "Workspace WORKSPACE Client.restore",
@@ -167,6 +170,14 @@ TWINS: Final = {
     "BlockingPlay": ("killick.testing", "Play", "they block"),
 }
 """Classes with the methods of another: its module and name, and how they differ."""
+
+GROUPS: Final = {
+    "Editor": "Client.edit",
+    "Maintenance": "Client.store",
+    "TriggerControl": "Client.triggers",
+    "Finder": "Client.find",
+}
+"""Classes of the groups of a client's methods, and how these are reached."""
 
 LIKE: Final = {
     "machine": "agent", "loop_sync": "loop", "open_async": "open", "webhook": "on", "Listed": "RunInfo",

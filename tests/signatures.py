@@ -24,7 +24,8 @@ SENTINELS: Final = {"MISSING", "UNCHANGED", "_UNSET", "UNSET", "silent"}
 """Defaults that stand for "not given"; a signature shows them as an ellipsis."""
 SHOWN_AS: Final = {f"Any{name}": name for name in ("Agent", "Client", "Handle", "Run", "Tool")}
 PLAIN: Final = {
-    "Agent", "AsyncHandle", "Callable", "Child", "Findings", "Handle", "PathLike", "Proposed", "Run", "Tool",
+    "Agent", "AsyncHandle", "Callable", "Child", "Editor", "Finder", "Findings", "Handle", "Maintenance", "PathLike",
+    "Proposed", "Run", "Tool", "TriggerControl",
 }  # fmt: skip
 """Generic types that are shown without their arguments."""
 KEPT: Final = frozenset({"Duration"})

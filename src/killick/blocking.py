@@ -25,6 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 B = TypeVar("B", covariant=True)
 A = TypeVar("A", covariant=True)
+C = TypeVar("C", covariant=True)
 
 _END_SECONDS: Final = 5.0
 """How long the tasks of a loop that stops may take to end."""
@@ -34,6 +35,10 @@ class Blocks:
     """An object whose methods block. Its `_blocking` runs a coroutine on a loop."""
 
     _is_warned = False
+
+    @property
+    def _client(self) -> Any:
+        return self
 
     def _warn_in_loop(self) -> None:
         """Warns a caller once that blocks its own running loop. A notebook always has one, so it is not warned."""
@@ -55,6 +60,17 @@ class Awaits:
     """An object whose methods are awaited."""
 
 
+class Group(Generic[C]):
+    """Methods of a client under a name of their own, as in `kd.store.verify()`. They block or are awaited as its own;
+    what blocks warns once for the client and all of its groups."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._client!r}>"
+
+
 class Twin(Generic[B, A]):
     """A method of both kinds: typed B where it blocks, A where it is awaited."""
 
@@ -64,11 +80,13 @@ class Twin(Generic[B, A]):
         self.__doc__ = blocking.__doc__
 
     @overload
-    def __get__(self, instance: Blocks, owner: type[Any] | None = None) -> B: ...
+    def __get__(self, instance: Blocks | Group[Blocks], owner: type[Any] | None = None) -> B: ...
     @overload
-    def __get__(self, instance: Awaits, owner: type[Any] | None = None) -> A: ...
+    def __get__(self, instance: Awaits | Group[Awaits], owner: type[Any] | None = None) -> A: ...
     def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
-        function = self._awaited if owner is not None and issubclass(owner, Awaits) else self._blocking
+        client: Any = getattr(instance, "_client", instance)
+        awaits = isinstance(client, Awaits) or (owner is not None and issubclass(owner, Awaits))
+        function = self._awaited if awaits else self._blocking
         return function if instance is None else MethodType(function, instance)
 
 
@@ -78,7 +96,7 @@ class InThread(Twin[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]):
     def __init__(self, body: Callable[Concatenate[Any, P], R]) -> None:
         @wraps(body)
         def blocking(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            self._warn_in_loop()
+            self._client._warn_in_loop()
             return body(self, *args, **kwargs)
 
         @wraps(body)
@@ -96,9 +114,9 @@ class OnLoop(Twin[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]):
     def __init__(self, body: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
         @wraps(body)
         def blocking(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            self._warn_in_loop()
+            self._client._warn_in_loop()
             try:
-                outcome: R = self._blocking(body(self, *args, **kwargs))
+                outcome: R = self._client._blocking(body(self, *args, **kwargs))
             except RunError as error:
                 raise error.with_traceback(None)  # noqa: B904  the frames of our loop say nothing of the run
             return outcome

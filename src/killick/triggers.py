@@ -327,7 +327,7 @@ def on_event(
     """Starts an agent for every published event of a name. The other options are those of `cron`. Raises
     DeclarationRefused.
 
-    event    the name, as in `kd.publish(name)`
+    event    the name, as in `kd.triggers.publish(name)`
     input    as for `cron`; by default the body of the event
     id       a function of the Firing that returns the id of the run; an event whose id is taken starts no run
     subject  a function of the Firing that returns the person whose data it is, in an encrypted store, or None

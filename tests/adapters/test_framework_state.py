@@ -145,7 +145,7 @@ def test_what_is_kept_is_nobody_s_run_and_never_due(shelf: FrameworkState) -> No
     shelf.put("a", StateEntry("one"))
     store = shelf.client.runtime.store
     assert store.runs(RunQuery()) == store.due(shelf.client.runtime.clock.now_us() + 1) == []
-    assert shelf.client.verify().holds
+    assert shelf.client.store.verify().holds
 
 
 @pytest.mark.parametrize("id", ["a", "a~", "a~1", "a~~1", "~", "1", "a:b", "ä/b c#?", "~~~2"])
@@ -162,7 +162,7 @@ def test_what_is_forgotten_is_gone_and_its_id_can_be_used_again(shelf: Framework
         with pytest.raises(RunUnknown):
             _ = kept.value
     shelf.forget(id, "and another")
-    assert shelf.client.verify().holds
+    assert shelf.client.store.verify().holds
 
 
 def test_forgetting_takes_the_values_too_but_none_that_others_share(shelf: FrameworkState) -> None:
@@ -260,7 +260,7 @@ def test_processes_that_write_at_once_and_die_leave_whole_entries(tmp_path: Path
         mine = [name for name in found if name.startswith(f"{number}-")]
         whole = [part for turn in told[number] for part in (f"{number}-{turn}", f"{number}-{turn}'")]
         assert mine == whole
-    assert shelf.client.verify().holds
+    assert shelf.client.store.verify().holds
     shelf.close()
     assert os.path.exists(place)
 
@@ -270,11 +270,11 @@ def test_a_seal_is_told_what_was_forgotten(tmp_path: Path) -> None:
     with killick.open(str(tmp_path / "killick.db")) as client:
         shelf = FrameworkState(client, "tests")
         shelf.put("a", StateEntry("one"))
-        client.seal(key)
+        client.store.seal(key)
         shelf.forget("a")
-        assert client.verify().holds
-        client.seal(key)
-        assert client.verify().holds
+        assert client.store.verify().holds
+        client.store.seal(key)
+        assert client.store.verify().holds
 
 
 def test_whoever_is_always_too_late_is_told(shelf: FrameworkState, monkeypatch: pytest.MonkeyPatch) -> None:

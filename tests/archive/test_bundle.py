@@ -101,7 +101,7 @@ def filed(path: Path) -> dict[str, bytes]:
 def old(kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path, **options: Any) -> prune.Pruned:
     """Everything becomes old, and what may go goes."""
     clock.advance(100 * DAY)
-    return kd.prune(older="90d", to=tmp_path / "old.gz", **options)
+    return kd.store.prune(older="90d", to=tmp_path / "old.gz", **options)
 
 
 # the file -----------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_a_run_that_went_into_the_file_is_whole_in_it(
 ) -> None:
     for n in range(3):
         ran(kd, archive_leaf, n, f"r{n}")
-    before = {run: (kd.export(run), kd.state(run).to_json()) for run in there(kd)}
+    before = {run: (kd.store.export(run), kd.state(run).to_json()) for run in there(kd)}
     done = old(kd, clock, tmp_path)
     assert set(done.runs) == before.keys()
     assert there(kd) == set()
@@ -191,7 +191,7 @@ def test_a_file_that_is_there_is_never_overwritten(
         old(kd, clock, tmp_path)
     assert (tmp_path / "old.gz.part").read_text() == "mine"
     with pytest.raises(ArchiveRefused, match="cannot be written"):
-        kd.prune(older=0, to=tmp_path / "no" / "such" / "folder.gz")
+        kd.store.prune(older=0, to=tmp_path / "no" / "such" / "folder.gz")
 
 
 def test_a_file_that_the_device_did_not_keep_leaves_nothing_behind_and_everything_in_the_store(
@@ -221,15 +221,15 @@ def test_only_old_and_ended_runs_of_the_wanted_sort_go(
     ran(kd, archive_parent, 0, "other")
     clock.advance(100 * DAY)
     ran(kd, archive_leaf, 1, "young")
-    said = kd.prune(older="90d", to=tmp_path / "a.gz", status=("completed",), agent="archive_leaf", dry_run=True)
+    said = kd.store.prune(older="90d", to=tmp_path / "a.gz", status=("completed",), agent="archive_leaf", dry_run=True)
     assert (said.runs, said.file, said.dry_run) == (("other/1", "done"), None, True)
     assert list(tmp_path.iterdir()) == []
-    done = kd.prune(older="90d", to=tmp_path / "a.gz", status=("completed",), agent="archive_leaf")
+    done = kd.store.prune(older="90d", to=tmp_path / "a.gz", status=("completed",), agent="archive_leaf")
     assert (done.runs, done.events) == (said.runs, said.events)
-    assert set(kd.prune(older="90d", to=tmp_path / "b.gz").runs) == {"failed", "other"}
+    assert set(kd.store.prune(older="90d", to=tmp_path / "b.gz").runs) == {"failed", "other"}
     assert there(kd) == {"waits", "young"}
     with pytest.raises(ArchiveRefused, match="running: is not the status of an ended run"):
-        kd.prune(older="90d", to=tmp_path / "c.gz", status=("running",))
+        kd.store.prune(older="90d", to=tmp_path / "c.gz", status=("running",))
 
 
 def test_an_id_that_was_pruned_is_never_used_again(
@@ -269,7 +269,7 @@ def test_a_child_stays_while_its_parent_may_still_ask_for_it(
         "base/1": "its parent fork has not ended",
     }
     assert done.runs == ()
-    assert set(kd.prune(older="90d", to=tmp_path / "b.gz").runs) == {"fails", "fails/1"}
+    assert set(kd.store.prune(older="90d", to=tmp_path / "b.gz").runs) == {"fails", "fails/1"}
 
 
 def test_a_parent_stays_while_its_child_has_not_ended(
@@ -294,7 +294,7 @@ def test_the_old_logs_of_a_run_that_goes_on_are_archived_and_it_is_still_found_b
     kd.run(archive_renewing, 2, id="r")
     assert kd.info("r+3").status == "completed"
     clock.advance(100 * DAY)
-    assert set(kd.prune(older="90d", to=tmp_path / "b.gz").runs) == {"r+3"}
+    assert set(kd.store.prune(older="90d", to=tmp_path / "b.gz").runs) == {"r+3"}
 
 
 def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
@@ -336,7 +336,7 @@ def test_killicks_own_logs_are_never_pruned(
     log = kd.runtime.log.create(started, {"input": None}, holder="test", seconds=30)
     log.append(Entry(e.RunCompleted(at=kd.runtime.clock.now_us()), {"result": None}))
     assert old(kd, clock, tmp_path).runs == ()
-    assert kd.prune(older=0, to=tmp_path / "b.gz", agent="killick.trigger:x").runs == ()
+    assert kd.store.prune(older=0, to=tmp_path / "b.gz", agent="killick.trigger:x").runs == ()
     assert there(kd) == {"trigger:x"}
 
 
@@ -357,7 +357,7 @@ def test_a_run_that_somebody_went_on_with_meanwhile_stays(
     assert done.runs == ("c",)
     assert done.kept == {"b": "it is held by somebody", "a": "it was resumed meanwhile"}
     kd.runtime.store.release("b", epoch=kd.runtime.log.head("b").epoch)
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 # what must hold whatever the runs are -------------------------------------------------------------
@@ -397,19 +397,19 @@ def test_nothing_is_lost_and_what_stays_holds_as_before(
 ) -> None:
     chance = random.Random(seed)
     world(kd, clock, chance)
-    assert not [each for each in kd.verify().problems if not each.healed]
-    before = {run: kd.export(run) for run in there(kd)}
+    assert not [each for each in kd.store.verify().problems if not each.healed]
+    before = {run: kd.store.export(run) for run in there(kd)}
     live = {row.id for row in kd.list(status=("queued", "running", "waiting", "paused"), limit=1_000)}
     older = chance.randrange(60) * DAY
-    done = kd.prune(older=older, to=tmp_path / "a.gz")
-    assert kd.verify().problems == []
+    done = kd.store.prune(older=older, to=tmp_path / "a.gz")
+    assert kd.store.verify().problems == []
     assert live <= there(kd)
-    kept = {run: kd.export(run) for run in there(kd)}
+    kept = {run: kd.store.export(run) for run in there(kd)}
     moved = filed(tmp_path / "a.gz") if done.file else {}
     assert kept.keys() | moved.keys() == before.keys()
     assert not kept.keys() & set(done.runs)
     assert all(before[run] == text for run, text in (kept | moved).items())
-    again = kd.prune(older=older, to=tmp_path / "b.gz")
+    again = kd.store.prune(older=older, to=tmp_path / "b.gz")
     assert (again.runs, again.values, again.kept) == ((), 0, done.kept), "once is enough"
 
 
@@ -463,20 +463,20 @@ def test_whenever_it_is_killed_every_run_is_in_the_store_or_in_a_file(
     path = tmp_path / "killick.db"
     path.write_bytes(many.read_bytes())
     with killick.open(str(path)) as kd:
-        before = {run: kd.export(run) for run in there(kd)}
+        before = {run: kd.store.export(run) for run in there(kd)}
         assert len(before) == MANY
     words = [sys.executable, "-c", MORTAL, str(path), str(tmp_path / "a.gz"), what, str(at)]
     assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
     moved = filed(tmp_path / "a.gz") if (tmp_path / "a.gz").exists() else {}
     assert bool(moved) == (what in ("leased", "removing", "sweeping values"))
     with killick.open(str(path)) as kd:
-        assert kd.verify().problems == []
-        left = {run: kd.export(run) for run in there(kd)}
+        assert kd.store.verify().problems == []
+        left = {run: kd.store.export(run) for run in there(kd)}
         assert moved | left == before
-        done = kd.prune(older=0, to=tmp_path / "b.gz")
+        done = kd.store.prune(older=0, to=tmp_path / "b.gz")
         assert set(done.runs) == left.keys()
         assert there(kd) == set()
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
     again = filed(tmp_path / "b.gz") if left else {}
     assert moved | again == before
 

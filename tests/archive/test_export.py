@@ -61,7 +61,7 @@ def kd(store: Store) -> Iterator[killick.Client]:
 
 
 def test_a_loaded_run_holds_and_has_the_same_state_at_every_event(kd: killick.Client) -> None:
-    loaded = load(kd.export("r"))
+    loaded = load(kd.store.export("r"))
     log = Log(loaded.store)
     report = verify(log)
     assert (report.problems, report.events) == ([], kd.runtime.log.head("r").seq)
@@ -72,19 +72,19 @@ def test_a_loaded_run_holds_and_has_the_same_state_at_every_event(kd: killick.Cl
 
 
 def test_the_same_run_gives_the_same_bytes_from_any_store(kd: killick.Client) -> None:
-    first = kd.export("r")
-    assert kd.export("r") == first
+    first = kd.store.export("r")
+    assert kd.store.export("r") == first
     assert export(Log(load(first).store), "r") == first
 
 
 def test_the_awaitable_form_gives_the_same(kd: killick.Client) -> None:
     import asyncio
 
-    assert asyncio.run(kd.as_async().export("r")) == kd.export("r")
+    assert asyncio.run(kd.as_async().store.export("r")) == kd.store.export("r")
 
 
 def test_messages_and_claims_are_as_they_were(kd: killick.Client) -> None:
-    store = load(kd.export("r")).store
+    store = load(kd.store.export("r")).store
     taken = [(m.name, m.body, m.by, m.taken is None) for m in store.messages("r")]
     assert taken == [(m.name, m.body, m.by, m.taken is None) for m in kd.runtime.store.messages("r")]
     assert [m.name for m in store.inbox("r")] == ["unasked"]
@@ -92,7 +92,7 @@ def test_messages_and_claims_are_as_they_were(kd: killick.Client) -> None:
 
 
 def test_every_line_is_json_and_the_first_says_what_it_is(kd: killick.Client) -> None:
-    lines = [json.loads(line) for line in kd.export("r").splitlines()]
+    lines = [json.loads(line) for line in kd.store.export("r").splitlines()]
     header = lines[0]
     assert (header["is"], header["version"], header["run"], header["store"]) == (
         "killick.run",
@@ -108,7 +108,7 @@ def test_every_line_is_json_and_the_first_says_what_it_is(kd: killick.Client) ->
 
 
 def test_the_key_of_the_store_stays_where_it_is(kd: killick.Client) -> None:
-    data = kd.export("r")
+    data = kd.store.export("r")
     assert kd.runtime.store.secret_key not in data
     assert kd.runtime.store.secret_key.hex().encode() not in data
     assert load(data).store.secret_key != kd.runtime.store.secret_key
@@ -118,7 +118,7 @@ def test_a_run_can_go_on_in_the_store_that_it_was_loaded_into(store: Store) -> N
     with killick.Client(store) as kd:
         with pytest.raises(killick.RunWaiting):
             kd.run(export_agent, 1, id="r")
-        data = kd.export("r")
+        data = kd.store.export("r")
     with killick.Client(load(data).store) as kd:
         kd.answer("r", "reject")
         kd.send("r", "go", "here")
@@ -131,7 +131,7 @@ def test_a_fork_carries_what_it_stands_on_and_nothing_that_came_after_the_cut(kd
     fork.append(Entry(e.NoteMade(at=2), {"note": "in the fork"}))
     twice = fork_of(kd.runtime.log, e.RunForked(at=3, run="g", parent="f", cut=cut + 1, generation=2))
     twice.append(Entry(e.NoteMade(at=4), {"note": "x" * 3_000}))
-    data = kd.export("g")
+    data = kd.store.export("g")
     assert b"nownow" not in data
     assert b"in the fork" not in data
     loaded = load(data)
@@ -144,14 +144,14 @@ def test_a_fork_carries_what_it_stands_on_and_nothing_that_came_after_the_cut(kd
     ]
     assert log.state("g").to_json() == kd.state("g").to_json()
     kd.runtime.store.deliver([delivery(kd.runtime.log, "r", "later", 1, id="m9", by=None, at_us=5)])
-    assert kd.export("g") == data, "what happens to an elder afterwards is none of its business"
+    assert kd.store.export("g") == data, "what happens to an elder afterwards is none of its business"
 
 
 def test_erased_values_stay_erased_and_their_hashes_hold(kd: killick.Client) -> None:
     seq = next(r.seq for r in kd.events("r") if isinstance(r.event, e.AttemptEnded))
     pieces = kd.runtime.log.pieces_of("r", seq)
     kd.runtime.log.erase(kd.runtime.log.open("r"), at=1, reason="asked for", seqs=[seq], pieces=list(pieces))
-    data = kd.export("r")
+    data = kd.store.export("r")
     assert b"lorem" not in data
     log = Log(load(data).store)
     report = verify(log)
@@ -166,7 +166,7 @@ def test_a_value_that_another_run_erased_is_no_break(kd: killick.Client) -> None
     kd.runtime.log.erase(
         kd.runtime.log.open("other"), at=1, reason="x", pieces=list(kd.runtime.log.pieces_of("other", seq))
     )
-    assert load(kd.export("r")).run == "r"
+    assert load(kd.store.export("r")).run == "r"
 
 
 def test_a_repaired_run_can_be_loaded(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def refusal(data: bytes) -> str:
 
 
 def test_whatever_is_changed_in_events_and_values_is_found(kd: killick.Client) -> None:
-    data = kd.export("r")
+    data = kd.store.export("r")
     seed = draw_seed()
     chance = random.Random(seed)
     lines = data.splitlines(keepends=True)
@@ -235,14 +235,14 @@ def test_whatever_is_changed_in_events_and_values_is_found(kd: killick.Client) -
 
 
 def test_a_last_event_that_is_said_to_be_of_another_run_is_found(kd: killick.Client) -> None:
-    lines = kd.export("r").splitlines(keepends=True)
+    lines = kd.store.export("r").splitlines(keepends=True)
     last = max(n for n, line in enumerate(lines) if line.startswith(b'{"is":"event"'))
     lines[last] = lines[last].replace(b'"run":"r"', b'"run":"a"', 1)
     assert "truncated or changed" in refusal(b"".join(lines))
 
 
 def test_a_line_more_or_less_or_in_another_order_is_found(kd: killick.Client) -> None:
-    lines = kd.export("r").splitlines(keepends=True)
+    lines = kd.store.export("r").splitlines(keepends=True)
     assert "truncated or changed" in refusal(b"".join(lines[:-1]))
     assert "truncated or changed" in refusal(b"".join([*lines, lines[3]]))
     assert "does not verify" in refusal(b"".join([lines[0], lines[2], lines[1], *lines[3:]]))
@@ -251,7 +251,7 @@ def test_a_line_more_or_less_or_in_another_order_is_found(kd: killick.Client) ->
 
 
 def test_another_event_with_a_chain_of_its_own_is_not_this_run(kd: killick.Client) -> None:
-    told = kd.export("r").replace(kd.runtime.store.id.encode(), b"store_0000000000000000")
+    told = kd.store.export("r").replace(kd.runtime.store.id.encode(), b"store_0000000000000000")
     assert "does not verify" in refusal(told)
 
 
@@ -261,7 +261,7 @@ def test_a_foreign_file_is_told_to_be_one(data: bytes) -> None:
 
 
 def test_a_newer_file_is_told_to_be_newer(kd: killick.Client) -> None:
-    newer = kd.export("r").replace(b'"version":1', b'"version":3', 1)
+    newer = kd.store.export("r").replace(b'"version":1', b'"version":3', 1)
     assert (
         refusal(newer)
         == "export: version 3, this build of Killick reads up to 2; take another copy of it, or export the run again"
@@ -275,7 +275,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_file_is_loaded_by_its_path(kd: killick.Client, tmp_path: Path) -> None:
     file = tmp_path / "r.killick"
-    file.write_bytes(kd.export("r"))
+    file.write_bytes(kd.store.export("r"))
     assert load(file).run == load(str(file)).run == "r"
 
 
@@ -289,10 +289,10 @@ def test_a_run_that_does_not_hold_is_not_handed_on(tmp_path: Path) -> None:
     db.close()
     with killick.open(str(path)) as kd:
         with pytest.raises(RunBroken, match="body and hash do not fit the chain"):
-            kd.export("r")
-        assert not kd.verify("r").holds
+            kd.store.export("r")
+        assert not kd.store.verify("r").holds
         with pytest.raises(RunBroken, match="run `killick store repair"):
-            kd.export("r")
+            kd.store.export("r")
 
 
 def test_a_run_that_is_not_there_is_unknown() -> None:
@@ -304,6 +304,6 @@ def test_what_its_parent_erased_after_the_cut_keeps_no_fork_from_being_handed_on
     fork = kd.fork("r", "1:after")
     [first] = [step for step in kd.state("r").fold.steps if step.id == "1"]
     kd.runtime.log.erase(kd.runtime.log.open("r"), at=4, reason="asked for it", seqs=[first.output])
-    assert kd.verify().holds
+    assert kd.store.verify().holds
     loaded = load(export(kd.runtime.log, fork.id))
     assert loaded.run == fork.id

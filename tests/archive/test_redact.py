@@ -159,9 +159,9 @@ def reviewed(kd: killick.Client, *, word: str = "word by word") -> str:
 
 def test_nothing_that_was_said_is_in_the_file_and_its_chain_holds(kd: killick.Client) -> None:
     reviewed(kd)
-    plain = kd.export("r", children=True)
+    plain = kd.store.export("r", children=True)
     assert all(word.encode() in plain for word in PRIVATE)
-    data = kd.export("r", children=True, redact=True)
+    data = kd.store.export("r", children=True, redact=True)
     for word in PRIVATE:
         assert word.encode() not in data, word
     header = json.loads(data.splitlines()[0])
@@ -175,7 +175,9 @@ def test_nothing_that_was_said_is_in_the_file_and_its_chain_holds(kd: killick.Cl
 
 def test_what_happened_is_all_there(kd: killick.Client) -> None:
     reviewed(kd)
-    before, after = (Log(load(kd.export("r", redact=redact)).store).read("r", limit=500) for redact in (False, True))
+    before, after = (
+        Log(load(kd.store.export("r", redact=redact)).store).read("r", limit=500) for redact in (False, True)
+    )
     for was, now in zip(before, after, strict=True):
         assert (was.seq, type(was.event), was.event.at) == (now.seq, type(now.event), now.event.at)
         for name in ("step", "sort", "name", "effect", "attempt", "outcome", "agent", "waits_for", "how"):
@@ -187,7 +189,7 @@ def test_what_happened_is_all_there(kd: killick.Client) -> None:
 
 def test_the_same_value_has_the_same_stand_in_wherever_it_flows(kd: killick.Client) -> None:
     reviewed(kd)
-    log = Log(load(kd.export("r", children=True, redact=True)).store)
+    log = Log(load(kd.store.export("r", children=True, redact=True)).store)
     state = log.state("r")
     fetched = state.outputs["1"]
     assert set(fetched) == {"customer", "amount", "notes"}
@@ -199,7 +201,7 @@ def test_the_same_value_has_the_same_stand_in_wherever_it_flows(kd: killick.Clie
 
 def test_code_follows_a_file_that_is_redacted_throughout(kd: killick.Client) -> None:
     reviewed(kd)
-    data = kd.export("r", children=True, redact=True)
+    data = kd.store.export("r", children=True, redact=True)
     assert replay(data, redact_agent).status == "completed"
     assert replay(data, redact_child, run="r/5").status == "completed"
 
@@ -207,17 +209,17 @@ def test_code_follows_a_file_that_is_redacted_throughout(kd: killick.Client) -> 
 def test_code_that_branches_on_what_is_redacted_parts_and_is_told_that_it_is(kd: killick.Client) -> None:
     told = reviewed(kd, word="stop now")
     assert "nothing for Annabel Archer" in told
-    assert replay(kd.export("r"), redact_agent).status == "failed"
-    parted = replay(kd.export("r", redact=True), redact_agent, check=False).divergence
+    assert replay(kd.store.export("r"), redact_agent).status == "failed"
+    parted = replay(kd.store.export("r", redact=True), redact_agent, check=False).divergence
     assert "the file is redacted, and its pseudonyms may be the cause" in str(parted)
-    replayed = replay(kd.export("r", redact=["name", "email"]), redact_agent)
+    replayed = replay(kd.store.export("r", redact=["name", "email"]), redact_agent)
     assert replayed.failure is not None
     assert "Annabel" not in replayed.failure.message
 
 
 def test_fields_that_are_named_are_redacted_wherever_their_values_stand_and_nothing_else(kd: killick.Client) -> None:
     result = reviewed(kd)
-    data = kd.export("r", children=True, redact=["name", "email"])
+    data = kd.store.export("r", children=True, redact=["name", "email"])
     for word in ("Annabel", "Archer", "example.org"):
         assert word.encode() not in data, word
     for word in ("125093", "1984-02-29", "green light", "boss@corp", "tall tall", "transfer"):
@@ -232,7 +234,7 @@ def test_fields_that_are_named_are_redacted_wherever_their_values_stand_and_noth
 @pytest.mark.parametrize("field", ["customer.name", "input.email", "messages.content", "notes"])
 def test_a_field_is_named_by_the_way_to_it_or_by_its_last_part(kd: killick.Client, field: str) -> None:
     reviewed(kd)
-    data = kd.export("r", redact=[field])
+    data = kd.store.export("r", redact=[field])
     assert json.loads(data.splitlines()[0])["fields"] == [field]
     assert replay(data, redact_agent).outcome == "agrees"
 
@@ -240,12 +242,12 @@ def test_a_field_is_named_by_the_way_to_it_or_by_its_last_part(kd: killick.Clien
 def test_a_field_that_is_nowhere_is_refused_for_nothing_would_be_redacted(kd: killick.Client) -> None:
     reviewed(kd)
     with pytest.raises(FieldUnknown, match=r"emial: no recorded value has this field.*did you mean email\?"):
-        kd.export("r", redact=["name", "emial"])
+        kd.store.export("r", redact=["name", "emial"])
 
 
 def test_the_tool_calls_of_a_model_keep_their_form(kd: killick.Client) -> None:
     reviewed(kd)
-    state = Log(load(kd.export("r", redact=True)).store).state("r")
+    state = Log(load(kd.store.export("r", redact=True)).store).state("r")
     message = state.outputs["2"]["choices"][0]["message"]
     call = message["tool_calls"][0]
     assert (message["role"], call["id"], call["type"], call["function"]["name"]) == (
@@ -274,7 +276,7 @@ def test_a_loop_of_model_and_tools_is_followed_with_its_values_gone(
         return (await killick.loop(run, model, [redact_search], messages=f"Who is {name}?")).text
 
     kd.run(redact_loop, "Annabel Archer", id="l")
-    data = kd.export("l", redact=redact)
+    data = kd.store.export("l", redact=redact)
     assert b"Annabel" not in data
     assert b"Archer" not in data
     assert (b"thief" in data, b"wanted" in data) == (redact is not True, redact is not True)
@@ -291,14 +293,14 @@ def test_what_people_answer_is_redacted_below_the_kind_of_answer(kd: killick.Cli
         kd.run(redact_asks, id="a")
     kd.answer("a", "respond", value={"kind": "Annabel Archer", "status": {"digest": "Annabel Archer"}})
     kd.run(redact_asks, id="a")
-    data = kd.export("a", redact=True)
+    data = kd.store.export("a", redact=True)
     assert b"Annabel" not in data
     assert replay(data, redact_asks).played[0].output["kind"] == "respond"
 
 
 def test_two_files_of_one_run_have_stand_ins_that_cannot_be_compared(kd: killick.Client) -> None:
     reviewed(kd)
-    first, second = (Log(load(kd.export("r", redact=True)).store).state("r") for _ in range(2))
+    first, second = (Log(load(kd.store.export("r", redact=True)).store).state("r") for _ in range(2))
     assert first.input["name"] != second.input["name"]
     once, twice = (export(kd.runtime.log, "r", redaction=Redaction(KEY)) for _ in range(2))
     assert once == twice
@@ -308,7 +310,7 @@ def test_what_was_erased_stays_erased(kd: killick.Client) -> None:
     reviewed(kd)
     seq = next(r.seq for r in kd.events("r") if isinstance(r.event, e.AttemptEnded))
     kd.runtime.log.erase(kd.runtime.log.open("r"), at=1, reason="Annabel asked for it", seqs=[seq])
-    data = kd.export("r", redact=True)
+    data = kd.store.export("r", redact=True)
     assert b"Annabel" not in data
     report = verify(Log(load(data).store))
     assert (report.problems, report.erased) == ([], 1)
@@ -324,9 +326,9 @@ def test_a_run_that_was_repaired_is_redacted_with_its_repair(tmp_path: Path) -> 
         db.execute(f"UPDATE events SET body = CAST('{{}}' AS BLOB) WHERE {where}")
     db.close()
     with killick.open(str(path)) as kd:
-        assert not kd.verify("r").holds
+        assert not kd.store.verify("r").holds
         repair(kd.runtime.log, "r", at=kd.runtime.clock.now_us(), reason="Annabel said so", by="Robert")
-        data = kd.export("r", redact=True)
+        data = kd.store.export("r", redact=True)
     assert b"Annabel" not in data
     assert b"Robert" not in data
     report = verify(Log(load(data).store))
@@ -336,7 +338,7 @@ def test_a_run_that_was_repaired_is_redacted_with_its_repair(tmp_path: Path) -> 
 
 def test_a_file_without_children_and_as_it_is_has_not_changed(kd: killick.Client) -> None:
     reviewed(kd)
-    header = json.loads(kd.export("r").splitlines()[0])
+    header = json.loads(kd.store.export("r").splitlines()[0])
     assert set(header) == {
         "is", "version", "format", "store", "run", "lineage", "hash", "events", "messages", "values",
     }  # fmt: skip
@@ -375,7 +377,7 @@ def test_any_document_is_redacted_to_one_of_the_same_form(kd: killick.Client) ->
     for number in range(25):
         given = document()
         kd.run(redact_echo, given, id=f"d{number}")
-        data = kd.export(f"d{number}", redact=True)
+        data = kd.store.export(f"d{number}", redact=True)
         state = Log(load(data).store).state(f"d{number}")
         assert form(state.input) == form(given), (seed, number)
         assert state.input == state.result, (seed, number)

@@ -70,7 +70,7 @@ def tried(stage: Stage, name: str, times: int) -> dict[str, Any]:
         except AssertionError as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             wrong.append(f"number {number}, {where.name}, line {where.lineno}: {error}")
-    problems: list[str] = stage.live(lambda kd: [str(problem) for problem in kd.verify().problems])
+    problems: list[str] = stage.live(lambda kd: [str(problem) for problem in kd.store.verify().problems])
     return {
         "case": name,
         "tried": times,

@@ -104,12 +104,12 @@ def kd(tmp_path: Path) -> Iterator[killick.Client]:
 
 def test_no_byte_of_a_value_is_in_any_file(kd: killick.Client, tmp_path: Path) -> None:
     assert [found.arguments["ssn"] for found in kd.find.calls("look_up", where={"ssn": SECRET})]
-    (tmp_path / "r.export").write_bytes(kd.export("r", children=True))
-    kd.publish("nothing.listens", {"ssn": SECRET})
-    assert kd.verify().problems == []
+    (tmp_path / "r.export").write_bytes(kd.store.export("r", children=True))
+    kd.triggers.publish("nothing.listens", {"ssn": SECRET})
+    assert kd.store.verify().problems == []
     plants = (SECRET, SECRET[4:], "all is well", "she is", "about ssn", SUBJECT)
     assert files_with(tmp_path, *plants) == []
-    kd.prune(older=0, to=tmp_path / "old.jsonl.gz")
+    kd.store.prune(older=0, to=tmp_path / "old.jsonl.gz")
     assert files_with(tmp_path, *plants) == []
     assert bundle.verify(tmp_path / "old.jsonl.gz").runs >= 3
     kd.close()
@@ -133,9 +133,9 @@ def test_after_an_erasure_the_master_key_reads_nothing_in_the_store_its_archive_
     kd: killick.Client, tmp_path: Path
 ) -> None:
     place = tmp_path / "killick.db"
-    exported = kd.export("r", children=True)
+    exported = kd.store.export("r", children=True)
     assert main(["store", "erase", "--subject", SUBJECT, "--yes", "--store", str(place)]) == 2, "it has no key here"
-    kd.erase(SUBJECT)
+    kd.store.erase(SUBJECT)
     with killick.open(str(place), keys=KEY) as reader:
         log = reader.runtime.log
         for run in ("r", "below", "forked"):
@@ -149,17 +149,17 @@ def test_after_an_erasure_the_master_key_reads_nothing_in_the_store_its_archive_
         pieces = log.store.pieces(hashes)
         assert pieces
         assert {piece.body for piece in pieces.values()} == {None}
-        assert reader.verify().problems == []
+        assert reader.store.verify().problems == []
         with pytest.raises(KeyRefused, match="was destroyed"):
             export.read(exported).decrypt(log.store)
-        reader.prune(older=0, to=tmp_path / "old.jsonl.gz")
+        reader.store.prune(older=0, to=tmp_path / "old.jsonl.gz")
         assert bundle.verify(tmp_path / "old.jsonl.gz").runs >= 3
     assert files_with(tmp_path, SECRET, "all is well", SUBJECT) == []
 
 
 def test_an_old_backup_of_the_store_has_the_key(kd: killick.Client, tmp_path: Path) -> None:
     backup = backed_up(tmp_path / "killick.db", tmp_path / "backup.db")
-    assert not kd.erase(SUBJECT).in_backups
+    assert not kd.store.erase(SUBJECT).in_backups
     with killick.open(str(backup), keys=KEY) as old:
         assert SECRET in old.state("r").result
 
@@ -176,12 +176,12 @@ def test_with_data_keys_in_a_folder_an_erasure_reaches_every_backup(tmp_path: Pa
     with killick.open(str(place), keys=keys) as kd:
         live(kd)
         kd.run(child, "of nobody", id="another", subject="user-18")
-        backup, exported = backed_up(place, tmp_path / "backup.db"), kd.export("r", children=True)
-        assert kd.erase(SUBJECT).in_backups
+        backup, exported = backed_up(place, tmp_path / "backup.db"), kd.store.export("r", children=True)
+        assert kd.store.erase(SUBJECT).in_backups
         assert kd.state("another").result == "child of of nobody"
     assert files_with(tmp_path, SECRET, "all is well", SUBJECT) == []
     with killick.open(str(backup), keys=keys) as old:
-        assert old.verify().problems == []
+        assert old.store.verify().problems == []
         assert old.state("another").result == "child of of nobody"
         for run in ("r", "below", "forked"):
             assert all(row.data is None for row in old.runtime.log.rows(run))
@@ -189,7 +189,7 @@ def test_with_data_keys_in_a_folder_an_erasure_reaches_every_backup(tmp_path: Pa
         with pytest.raises(KeyRefused, match="was destroyed"):
             export.read(exported).decrypt(old.runtime.store)
         assert old.run(child, SECRET, id="back", subject=SUBJECT) == f"child of {SECRET}"
-        assert old.rotate_keys() == 4, "the store's, two of the person who came back, and another's"
+        assert old.store.rotate_keys() == 4, "the store's, two of the person who came back, and another's"
         assert old.state("back").result == f"child of {SECRET}"
 
 
@@ -219,18 +219,18 @@ def test_an_erasure_that_the_key_service_refuses_changes_nothing_and_can_be_repe
     with killick.open(str(tmp_path / "killick.db"), keys=service) as kd:
         kd.run(child, SECRET, id="r", subject=SUBJECT)
         with pytest.raises(KeyRefused, match="does not destroy a data key"):
-            kd.erase(SUBJECT)
+            kd.store.erase(SUBJECT)
         assert kd.state("r").result == f"child of {SECRET}"
         service.is_up = True
-        assert kd.erase(SUBJECT).in_backups
+        assert kd.store.erase(SUBJECT).in_backups
         assert all(row.data is None for row in kd.runtime.log.rows("r"))
 
 
 def test_a_replay_reads_an_encrypted_run_and_its_file(kd: killick.Client, tmp_path: Path) -> None:
-    (tmp_path / "r.export").write_bytes(kd.export("r"))
+    (tmp_path / "r.export").write_bytes(kd.store.export("r"))
     for source in ("r", tmp_path / "r.export"):
         assert kd.replay(source, clerk, check=True).status == "completed"
-    redacted = kd.export("r", redact=True)
+    redacted = kd.store.export("r", redact=True)
     assert SECRET.encode() not in redacted
     assert export.load(redacted).run == "r"
 
@@ -240,7 +240,7 @@ def test_a_flipped_byte_of_an_encrypted_value_is_found(kd: killick.Client, tmp_p
         other = "CASE substr(body, 61, 1) WHEN x'00' THEN x'01' ELSE x'00' END"
         flipped = f"CAST(substr(body, 1, 60) || {other} || substr(body, 62) AS BLOB)"
         db.execute(f"UPDATE pieces SET body = {flipped} WHERE codec LIKE '%.aes'")
-    assert {problem.where for problem in kd.verify().problems} == {"pieces"}
+    assert {problem.where for problem in kd.store.verify().problems} == {"pieces"}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -322,7 +322,7 @@ def test_the_files_of_a_data_subject_are_under_their_key_and_go_with_it(tmp_path
         kd.advance(fork)
     shutil.copytree(home, copy)
     with killick.open(str(home / "killick.db"), keys=KEY) as kd:
-        erased = kd.erase(SUBJECT)
+        erased = kd.store.erase(SUBJECT)
         assert erased.runs == 2
         with pytest.raises(killick.errors.KeyRefused, match="these files with it"):
             kd.restore("r", "now")

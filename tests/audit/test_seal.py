@@ -78,7 +78,7 @@ def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Clien
 
 
 def test_a_seal_has_an_entry_for_every_run_and_the_checkpoint_is_its_signed_root(kd: killick.Client) -> None:
-    done = kd.seal(KEY, by="ann")
+    done = kd.store.seal(KEY, by="ann")
     kept = checkpoint(done.file)
     kept.check(_public(PUB))
     assert (kept.origin, kept.size, e.to_text(kept.root)) == (kd.runtime.store.id, 3, done.root)
@@ -88,17 +88,17 @@ def test_a_seal_has_an_entry_for_every_run_and_the_checkpoint_is_its_signed_root
     event = kd.events(SEALS)[-1].event
     assert isinstance(event, system_events.StoreSealed)
     assert (event.size, event.root, event.key, event.by) == (3, done.root, done.key, "ann")
-    assert kd.verify(key=PUB, checkpoint=done.file).holds
+    assert kd.store.verify(key=PUB, checkpoint=done.file).holds
 
 
 def test_the_next_seal_has_what_changed_since_and_the_seals_themselves(kd: killick.Client) -> None:
-    kd.seal(KEY)
+    kd.store.seal(KEY)
     more(kd.runtime.log, "b")
     started(kd.runtime.log, "d")
-    done = kd.seal(KEY)
+    done = kd.store.seal(KEY)
     assert set(done.runs) == {"b", "d", SEALS}
     assert (done.number, done.size) == (2, 6)
-    assert kd.verify(key=PUB, checkpoint=done.file).seals == 2
+    assert kd.store.verify(key=PUB, checkpoint=done.file).seals == 2
 
 
 def test_a_run_that_no_seal_has_is_read_once_to_be_verified(
@@ -106,29 +106,29 @@ def test_a_run_that_no_seal_has_is_read_once_to_be_verified(
 ) -> None:
     read: list[str] = []
     monkeypatch.setattr(seal_check, "leaves", lambda store, head, **at: read.append(head.run) or ())
-    assert kd.verify("a").holds
+    assert kd.store.verify("a").holds
     assert not read
 
 
 def test_nothing_new_makes_no_seal_and_gives_the_same_checkpoint(kd: killick.Client) -> None:
-    first = kd.seal(KEY)
-    again = kd.seal(KEY)
+    first = kd.store.seal(KEY)
+    again = kd.store.seal(KEY)
     assert (again.fresh, again.file, again.number) == (False, first.file, 1)
     assert kd.runtime.log.head(SEALS).seq == 2
 
 
 def test_another_key_seals_anew_even_if_nothing_changed(kd: killick.Client) -> None:
-    kd.seal(KEY)
-    done = kd.seal(OTHER_KEY)
+    kd.store.seal(KEY)
+    done = kd.store.seal(OTHER_KEY)
     assert (done.fresh, done.number) == (True, 2)
     assert done.other_key == kd.events(SEALS)[1].event.key  # type: ignore[attr-defined]
-    assert kd.verify(key=OTHER_PUB, checkpoint=done.file).holds
-    report = kd.verify(key=PUB)
+    assert kd.store.verify(key=OTHER_PUB, checkpoint=done.file).holds
+    report = kd.store.verify(key=PUB)
     assert [problem.what for problem in report.problems] == ["seal 2: its checkpoint is not signed with this key"]
 
 
 def test_the_log_of_seals_is_not_listed_and_never_due_whatever_comes_to_it(kd: killick.Client, tmp_path: Path) -> None:
-    kd.seal(KEY)
+    kd.store.seal(KEY)
     for run in ("a", "b", "c"):
         ended(kd.runtime.log, run)
     assert _prune(kd, tmp_path / "one.gz", "a") == ("a",)
@@ -143,13 +143,15 @@ def test_the_log_of_seals_is_not_listed_and_never_due_whatever_comes_to_it(kd: k
 def test_ten_seals_find_every_run_again_by_reading_few_of_them(kd: killick.Client) -> None:
     for number in range(10):
         started(kd.runtime.log, f"new_{number}")
-        assert set(kd.seal(KEY).runs) - {SEALS} == ({"a", "b", "c", "new_0"} if number == 0 else {f"new_{number}"})
+        assert set(kd.store.seal(KEY).runs) - {SEALS} == (
+            {"a", "b", "c", "new_0"} if number == 0 else {f"new_{number}"}
+        )
     more(kd.runtime.log, "new_3")
     counting = Counting(kd.runtime.store)
     done = seal(Log(counting.store), KEY, at_us=9)
     assert set(done.runs) - {SEALS} == {"new_3"}
     assert counting.looked_up < 8, "of ten seals"
-    assert kd.verify(key=PUB).holds
+    assert kd.store.verify(key=PUB).holds
 
 
 def test_sealing_again_reads_only_the_events_that_are_new() -> None:
@@ -199,16 +201,16 @@ def test_a_fork_is_sealed_over_its_whole_lineage(kd: killick.Client) -> None:
     fork_of(kd.runtime.log, forked).append(note("another way"))
     nested = e.RunForked(at=5, run="a-fork-2", parent="a-fork", cut=2, generation=2)
     fork_of(kd.runtime.log, nested).append(note("and another"))
-    done = kd.seal(KEY)
+    done = kd.store.seal(KEY)
     assert {"a-fork", "a-fork-2"} <= set(done.runs)
-    assert kd.verify(key=PUB, checkpoint=done.file).holds
+    assert kd.store.verify(key=PUB, checkpoint=done.file).holds
     more(kd.runtime.log, "a-fork-2")
-    assert kd.seal(KEY).events == 3
-    assert kd.verify("a-fork-2", key=PUB).holds
+    assert kd.store.seal(KEY).events == 3
+    assert kd.store.verify("a-fork-2", key=PUB).holds
 
 
 def test_somebody_who_seals_at_the_same_time_is_told_to_seal_again(kd: killick.Client) -> None:
-    kd.seal(KEY)
+    kd.store.seal(KEY)
     more(kd.runtime.log, "a")
     log, store = kd.runtime.log, kd.runtime.store
 
@@ -222,37 +224,37 @@ def test_somebody_who_seals_at_the_same_time_is_told_to_seal_again(kd: killick.C
     racing: Any = Meanwhile()
     with pytest.raises(SealRefused, match="another process sealed the store at the same time; seal it again"):
         seal(Log(racing), KEY, at_us=9)
-    assert kd.verify(key=PUB, checkpoint=done[0].file).holds
+    assert kd.store.verify(key=PUB, checkpoint=done[0].file).holds
 
 
 def test_a_run_of_that_name_that_is_not_killicks_own_is_left_alone() -> None:
     with killick.open("memory:") as kd:
         started(kd.runtime.log, SEALS)
         with pytest.raises(SealRefused, match="is a run of claims"):
-            kd.seal(KEY)
+            kd.store.seal(KEY)
 
 
 @pytest.mark.parametrize("pem", [b"", b"nonsense", PUB])
 def test_what_is_no_private_key_is_refused_with_the_next_move(kd: killick.Client, pem: bytes) -> None:
     with pytest.raises(SealRefused, match="is not a private key in PEM; killick store seal --new-key FILE makes one"):
-        kd.seal(pem)
+        kd.store.seal(pem)
 
 
 def test_a_checkpoint_is_checked_before_anything_is_believed(kd: killick.Client) -> None:
-    done = kd.seal(KEY)
+    done = kd.store.seal(KEY)
     with pytest.raises(ProofBroken, match="give the public key too"):
-        kd.verify(checkpoint=done.file)
+        kd.store.verify(checkpoint=done.file)
     with pytest.raises(ProofBroken, match="is not signed with this key"):
-        kd.verify(checkpoint=done.file, key=OTHER_PUB)
+        kd.store.verify(checkpoint=done.file, key=OTHER_PUB)
     with pytest.raises(ProofBroken, match="is a private key"):
-        kd.verify(key=KEY)
+        kd.store.verify(key=KEY)
     with pytest.raises(ProofBroken, match="its signature is invalid"):
-        kd.verify(checkpoint=done.file.partition("\n{")[0].replace("\n3\n", "\n2\n"), key=PUB)
+        kd.store.verify(checkpoint=done.file.partition("\n{")[0].replace("\n3\n", "\n2\n"), key=PUB)
     with pytest.raises(ProofBroken, match="its entries do not hash to its root"):
-        kd.verify(checkpoint=done.file.replace('"run":"b"', '"run":"x"'), key=PUB)
+        kd.store.verify(checkpoint=done.file.replace('"run":"b"', '"run":"x"'), key=PUB)
     for nothing in ("", "a\nb\nc\n", done.file[:30], b"\xff\xfe"):
         with pytest.raises(ProofBroken, match="is not a checkpoint"):
-            kd.verify(checkpoint=nothing, key=PUB)
+            kd.store.verify(checkpoint=nothing, key=PUB)
 
 
 # tampering ----------------------------------------------------------------------------------------
@@ -349,13 +351,13 @@ def path(tmp_path: Path) -> Path:
     with killick.open(str(tmp_path / "killick.db")) as kd:
         for run in ("a", "b", "c"):
             started(kd.runtime.log, run)
-        (tmp_path / "monday.seal").write_text(kd.seal(KEY).file)
+        (tmp_path / "monday.seal").write_text(kd.store.seal(KEY).file)
     shutil.copy(tmp_path / "killick.db", tmp_path / "monday.db")
     with killick.open(str(tmp_path / "killick.db")) as kd:
         more(kd.runtime.log, "a", 3)
         more(kd.runtime.log, "b", 2)
         started(kd.runtime.log, "d")
-        (tmp_path / "tuesday.seal").write_text(kd.seal(KEY).file)
+        (tmp_path / "tuesday.seal").write_text(kd.store.seal(KEY).file)
     return tmp_path / "killick.db"
 
 
@@ -363,7 +365,7 @@ def found(path: Path, day: str = "tuesday") -> dict[str | None, tuple[int | None
     """What verification says against a checkpoint that was kept; the record by itself holds, for the forger is good."""
     with killick.open(str(path)) as kd:
         assert verify_logs(kd.runtime.log).holds, "the forger forgot something"
-        report = kd.verify(checkpoint=path.with_name(f"{day}.seal").read_text(), key=PUB)
+        report = kd.store.verify(checkpoint=path.with_name(f"{day}.seal").read_text(), key=PUB)
         assert not report.holds
         assert not report.explained
         problems = [problem for problem in report.problems if not problem.healed]
@@ -373,7 +375,7 @@ def found(path: Path, day: str = "tuesday") -> dict[str | None, tuple[int | None
 def test_an_untouched_store_holds_against_every_checkpoint_that_was_kept(path: Path) -> None:
     with killick.open(str(path)) as kd:
         for day in ("monday", "tuesday"):
-            report = kd.verify(checkpoint=path.with_name(f"{day}.seal").read_bytes(), key=PUB)
+            report = kd.store.verify(checkpoint=path.with_name(f"{day}.seal").read_bytes(), key=PUB)
             assert (report.holds, report.problems, report.explained, report.seals) == (True, [], [], 2)
 
 
@@ -426,11 +428,11 @@ def test_seals_that_were_forged_with_another_key_hold_by_themselves_and_not_agai
         forger.edit("b", 8, b"goes on 1", b"goes on 7")
         forger.remove(SEALS)
     with killick.open(str(path)) as kd:
-        kd.seal(OTHER_KEY)
+        kd.store.seal(OTHER_KEY)
         more(kd.runtime.log, "c")
-        kd.seal(OTHER_KEY)
-        assert kd.verify().holds, "the forgery is perfect in itself"
-        assert names(kd.verify(key=PUB).problems) == {SEALS}, "but it is not signed"
+        kd.store.seal(OTHER_KEY)
+        assert kd.store.verify().holds, "the forgery is perfect in itself"
+        assert names(kd.store.verify(key=PUB).problems) == {SEALS}, "but it is not signed"
     told = found(path)
     assert told["b"] == (1, "an event from 1 to 8 differs from its seal")
     assert told[None][1].startswith("was rolled back or cut: its seals end at ")
@@ -444,11 +446,11 @@ def test_an_entry_that_was_changed_in_the_seals_is_named_by_what_the_checkpoint_
     with killick.open(str(path)) as kd:
         for run in range(9):
             started(kd.runtime.log, f"filler_{run}")
-        kd.seal(OTHER_KEY)
+        kd.store.seal(OTHER_KEY)
     told = found(path)
     assert told["a"][1] == "an event from 1 to 9 differs from its seal"
     with killick.open(str(path)) as kd:
-        report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
+        report = kd.store.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
     what = "its first 7 entries are not what the checkpoint signs: one of a, b was changed there"
     assert what in {problem.what for problem in report.problems if problem.run == SEALS}
 
@@ -457,17 +459,17 @@ def test_a_store_without_its_seals_is_caught_by_the_key_alone(path: Path) -> Non
     with Forger(path) as forger:
         forger.remove(SEALS)
     with killick.open(str(path)) as kd:
-        assert kd.verify().holds
-        assert [each.what for each in kd.verify(key=PUB).problems] == ["has no seals that the key could prove"]
+        assert kd.store.verify().holds
+        assert [each.what for each in kd.store.verify(key=PUB).problems] == ["has no seals that the key could prove"]
     assert None in found(path)
 
 
 def test_a_checkpoint_of_another_store_is_no_proof_of_this_one(path: Path, tmp_path: Path) -> None:
     with killick.open(str(tmp_path / "other.db")) as kd:
         started(kd.runtime.log, "a")
-        other = kd.seal(KEY).file
+        other = kd.store.seal(KEY).file
     with killick.open(str(path)) as kd:
-        [problem] = kd.verify(checkpoint=other, key=PUB).problems
+        [problem] = kd.store.verify(checkpoint=other, key=PUB).problems
         assert problem.what.startswith("the checkpoint is of another store, store_")
 
 
@@ -479,11 +481,11 @@ def test_the_next_seal_refuses_what_is_not_what_was_sealed_and_seals_the_rest(pa
     with killick.open(str(path)) as kd:
         more(kd.runtime.log, "a")
         more(kd.runtime.log, "b")
-        done = kd.seal(KEY)
+        done = kd.store.seal(KEY)
         assert set(done.refused) == {"a", "c", "d"}
         assert set(done.runs) == {"b", SEALS}
         assert done.refused["c"] == "differs from the log sealed at event 6"
-        assert names(kd.verify(checkpoint=done.file, key=PUB).problems) == {"a", "c", "d"}
+        assert names(kd.store.verify(checkpoint=done.file, key=PUB).problems) == {"a", "c", "d"}
 
 
 def test_a_seal_that_the_key_did_not_sign_is_not_gone_on_from(path: Path) -> None:
@@ -491,8 +493,8 @@ def test_a_seal_that_the_key_did_not_sign_is_not_gone_on_from(path: Path) -> Non
         forger.edit(SEALS, 3, b'"size":7', b'"size":9')
     with killick.open(str(path)) as kd:
         with pytest.raises(SealRefused, match="the last seal differs from its signature"):
-            kd.seal(KEY)
-        assert [(each.run, each.seq) for each in kd.verify().problems] == [(SEALS, 3)]
+            kd.store.seal(KEY)
+        assert [(each.run, each.seq) for each in kd.store.verify().problems] == [(SEALS, 3)]
 
 
 def test_a_seal_that_was_led_to_go_on_from_a_forged_run_is_found_against_the_older_checkpoint(path: Path) -> None:
@@ -517,11 +519,11 @@ def test_a_seal_that_was_led_to_go_on_from_a_forged_run_is_found_against_the_old
         forger.put(SEALS, 3, data)
     with killick.open(str(path)) as kd:
         more(kd.runtime.log, "c")
-        done = kd.seal(KEY)
+        done = kd.store.seal(KEY)
         assert "c" in done.runs, "the forger led the sealer on"
         assert old.hash != hash_
         for kept in (path.with_name("tuesday.seal").read_text(), done.file):
-            report = kd.verify(checkpoint=kept, key=PUB)
+            report = kd.store.verify(checkpoint=kept, key=PUB)
             first = report.first("c")
             assert first is not None
             assert (first.seq, first.what) == (1, "an event from 1 to 6 differs from its seal")
@@ -534,10 +536,10 @@ def test_seals_that_cannot_be_read_are_told_and_hide_nothing_else(path: Path, co
         id_ = (forger.number(SEALS) << 32) + 3
         forger.db.execute(f"UPDATE events SET {column} = CAST('nonsense' AS BLOB) WHERE id = ?", (id_,))
     with killick.open(str(path)) as kd:
-        report = kd.verify(checkpoint=path.with_name("monday.seal").read_text(), key=PUB)
+        report = kd.store.verify(checkpoint=path.with_name("monday.seal").read_text(), key=PUB)
         assert names(report.problems) == {SEALS, "c"}
         with pytest.raises(KillickError):
-            kd.seal(KEY)
+            kd.store.seal(KEY)
 
 
 # what is no fault ---------------------------------------------------------------------------------
@@ -558,9 +560,9 @@ def _prune(kd: killick.Client, to: Path, run: str) -> tuple[str, ...]:
 def test_values_that_were_erased_change_nothing_that_was_sealed(path: Path) -> None:
     with killick.open(str(path)) as kd:
         kd.runtime.log.erase(kd.runtime.log.open("a"), at=9, reason="asked for it", seqs=[3])
-        report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
+        report = kd.store.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
         assert (report.holds, report.erased, report.problems, report.explained) == (True, 1, [], [])
-        assert kd.seal(KEY).refused == {}
+        assert kd.store.seal(KEY).refused == {}
 
 
 def _damage(path: Path, run: str, seq: int, column: str) -> None:
@@ -576,22 +578,22 @@ def test_what_a_repair_set_aside_is_told_as_repaired_and_not_as_changed(path: Pa
     _damage(path, "a", seq, column)
     kept = path.with_name("tuesday.seal").read_text()
     with killick.open(str(path)) as kd:
-        assert not kd.verify(checkpoint=kept, key=PUB).holds
+        assert not kd.store.verify(checkpoint=kept, key=PUB).holds
         repair(kd.runtime.log, "a", at=9, reason="a bad disk", by="ann")
-        report = kd.verify(checkpoint=kept, key=PUB)
+        report = kd.store.verify(checkpoint=kept, key=PUB)
         assert (report.holds, report.repaired) == (True, 1)
         assert names(report.explained) == {"a"}
         what = f"was sealed at event 9; a repair by ann removed events {seq} to 9 since"
         assert report.explained[-1].what == what
         more(kd.runtime.log, "a")
-        done = kd.seal(KEY)
+        done = kd.store.seal(KEY)
         assert "a" in done.runs
-        assert kd.verify(checkpoint=done.file, key=PUB).holds
-        assert verify_proof(kd.prove("a", 11).file, PUB, done.file).run == "a"
+        assert kd.store.verify(checkpoint=done.file, key=PUB).holds
+        assert verify_proof(kd.store.prove("a", 11).file, PUB, done.file).run == "a"
         if seq > 2:
-            assert verify_proof(kd.prove("a", 2).file, PUB).seq == 2
+            assert verify_proof(kd.store.prove("a", 2).file, PUB).seq == 2
         with pytest.raises(SealRefused, match=f"event {seq} was removed from the log by a repair"):
-            kd.prove("a", seq)
+            kd.store.prove("a", seq)
 
 
 def test_a_repair_after_what_was_sealed_concerns_no_seal(path: Path) -> None:
@@ -600,12 +602,12 @@ def test_a_repair_after_what_was_sealed_concerns_no_seal(path: Path) -> None:
         more(kd.runtime.log, "a", 3)
     _damage(path, "a", 11, "body")
     with killick.open(str(path)) as kd:
-        assert kd.seal(KEY).refused == {"a": "body and hash do not fit the chain"}
+        assert kd.store.seal(KEY).refused == {"a": "body and hash do not fit the chain"}
         repair(kd.runtime.log, "a", at=9, reason="a bad disk")
-        done = kd.seal(KEY)
+        done = kd.store.seal(KEY)
         assert set(done.runs) == {"a", SEALS}
         for each in (kept, done.file):
-            report = kd.verify(checkpoint=each, key=PUB)
+            report = kd.store.verify(checkpoint=each, key=PUB)
             assert (report.holds, report.explained) == (True, [])
 
 
@@ -614,7 +616,7 @@ def test_rows_that_were_lost_before_a_repair_are_told_as_repaired(path: Path) ->
         forger.db.execute("DELETE FROM events WHERE number = ? AND seq > 4", (forger.number("a"),))
     with killick.open(str(path)) as kd:
         repair(kd.runtime.log, "a", at=9, reason="a bad disk")
-        report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
+        report = kd.store.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
         assert report.holds
         assert [(problem.run, problem.seq) for problem in report.explained] == [("a", 9)]
 
@@ -630,7 +632,7 @@ def test_a_repair_does_not_cover_what_was_changed_before_what_it_set_aside(path:
     with killick.open(str(path)) as kd:
         repair(kd.runtime.log, "c", at=9, reason="it was broken")
         assert verify_logs(kd.runtime.log).holds
-        report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
+        report = kd.store.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
         assert [(each.run, each.what) for each in report.problems] == [
             ("c", "an event from 1 to 6 differs from its seal")
         ]
@@ -643,20 +645,20 @@ def test_a_pruned_run_is_told_of_at_once_and_sealed_with_the_file_it_went_into(p
             ended(kd.runtime.log, run)
         to = path.with_name("old.gz")
         assert _prune(kd, to, "c") == ("c",)
-        report = kd.verify(checkpoint=kept, key=PUB)
+        report = kd.store.verify(checkpoint=kept, key=PUB)
         assert report.holds
         assert [(each.run, each.what) for each in report.explained] == [
             ("c", "was pruned into old.gz, which no seal records yet")
         ]
-        done = kd.seal(KEY)
+        done = kd.store.seal(KEY)
         assert done.gone == {"c": "old.gz"}
         [entry] = [SealedRun.read(line) for line in checkpoint(done.file).entries if '"gone"' in line]
         assert (entry.run, entry.gone, entry.sha256) == ("c", "pruned", hashlib.sha256(to.read_bytes()).hexdigest())
         assert entry.seq == 7, "as it was when it left, one event after the last seal of it"
         for each in (kept, done.file):
-            report = kd.verify(checkpoint=each, key=PUB)
+            report = kd.store.verify(checkpoint=each, key=PUB)
             assert (report.holds, report.explained) == (True, [])
-        assert kd.seal(KEY).fresh is False
+        assert kd.store.seal(KEY).fresh is False
 
 
 def test_a_run_that_was_never_sealed_is_told_of_too_when_it_is_pruned(path: Path) -> None:
@@ -664,8 +666,8 @@ def test_a_run_that_was_never_sealed_is_told_of_too_when_it_is_pruned(path: Path
         started(kd.runtime.log, "short")
         ended(kd.runtime.log, "short")
         assert _prune(kd, path.with_name("old.gz"), "short") == ("short",)
-        assert kd.seal(KEY).gone == {"short": "old.gz"}
-        assert kd.verify(key=PUB).holds
+        assert kd.store.seal(KEY).gone == {"short": "old.gz"}
+        assert kd.store.verify(key=PUB).holds
 
 
 def test_a_seal_between_the_telling_and_the_leaving_of_a_run_does_no_harm(
@@ -676,23 +678,23 @@ def test_a_seal_between_the_telling_and_the_leaving_of_a_run_does_no_harm(
         remove = kd.runtime.store.remove
 
         def sealing_first(run: str) -> None:
-            assert set(kd.seal(KEY).runs) == {"c", SEALS}, "it is there still"
+            assert set(kd.store.seal(KEY).runs) == {"c", SEALS}, "it is there still"
             remove(run)
 
         monkeypatch.setattr(kd.runtime.store, "remove", sealing_first)
         assert _prune(kd, path.with_name("old.gz"), "c") == ("c",)
-        assert names(kd.verify(key=PUB).explained) == {"c"}
-        assert kd.seal(KEY).gone == {"c": "old.gz"}
-        assert kd.verify(key=PUB).holds
+        assert names(kd.store.verify(key=PUB).explained) == {"c"}
+        assert kd.store.seal(KEY).gone == {"c": "old.gz"}
+        assert kd.store.verify(key=PUB).holds
 
 
 def test_a_run_that_left_without_a_word_is_a_fault_for_ever(kd: killick.Client) -> None:
-    first = kd.seal(KEY)
+    first = kd.store.seal(KEY)
     kd.runtime.store.remove("b")
-    assert names(kd.verify(checkpoint=first.file, key=PUB).problems) == {"b"}
-    done = kd.seal(KEY)
+    assert names(kd.store.verify(checkpoint=first.file, key=PUB).problems) == {"b"}
+    done = kd.store.seal(KEY)
     assert done.gone == {"b": None}
-    [problem] = kd.verify(checkpoint=done.file, key=PUB).problems
+    [problem] = kd.store.verify(checkpoint=done.file, key=PUB).problems
     assert problem.what == "is gone: it was removed after event 6, and nothing says where to"
 
 
@@ -729,15 +731,17 @@ def test_nothing_that_honest_people_do_is_called_a_fault(seed: int, tmp_path: Pa
                     kd.runtime.log.open(run), at=4, reason="asked for it", seqs=[kd.runtime.log.head(run).seq]
                 )
             else:
-                done = kd.seal(KEY)
+                done = kd.store.seal(KEY)
                 assert done.refused == {}
                 kept.append(done.file)
         for each in kept:
-            report = kd.verify(checkpoint=each, key=PUB)
+            report = kd.store.verify(checkpoint=each, key=PUB)
             assert report.problems == []
         for head in [head for _, head in kd.runtime.store.heads()] if kept else []:
             with contextlib.suppress(SealRefused):
-                assert verify_proof(kd.prove(head.run, chance.randrange(1, head.seq + 1)).file, PUB).run == head.run
+                assert (
+                    verify_proof(kd.store.prove(head.run, chance.randrange(1, head.seq + 1)).file, PUB).run == head.run
+                )
 
 
 def _break(kd: killick.Client, run: str, chance: random.Random) -> None:
@@ -785,10 +789,10 @@ def test_failing_any_operation_of_a_seal_leaves_the_seals_whole(
         with pytest.raises(KillickError):
             seal(Log(broken), KEY, at_us=2)
         with killick.Client(store) as kd:
-            assert kd.verify(key=PUB).holds
-            done = kd.seal(KEY)
+            assert kd.store.verify(key=PUB).holds
+            done = kd.store.seal(KEY)
             assert done.size == 4
-            assert kd.verify(checkpoint=done.file, key=PUB).holds
+            assert kd.store.verify(checkpoint=done.file, key=PUB).holds
 
 
 SEALING = """
@@ -801,7 +805,7 @@ number = 0
 while True:
     number += 1
     kd.runtime.log.create(e.RunStarted(at=1, run=f"run_{number}_{sys.argv[3]}", agent="claims"), {"input": "x" * 3000})
-    done = kd.seal(key)
+    done = kd.store.seal(key)
     open(sys.argv[4], "w").write(done.file)
     print(done.number, flush=True)
 """
@@ -820,8 +824,8 @@ def test_a_killed_sealer_leaves_seals_that_hold_and_go_on(tmp_path: Path) -> Non
                 sealed = int(process.stdout.readline())
             process.send_signal(signal.SIGKILL)
         with killick.open(str(store)) as kd:
-            report = kd.verify(key=PUB)
+            report = kd.store.verify(key=PUB)
             assert report.holds
             assert report.seals >= sealed
     with killick.open(str(store)) as kd:
-        assert kd.verify(checkpoint=kd.seal(KEY).file, key=PUB).holds
+        assert kd.store.verify(checkpoint=kd.store.seal(KEY).file, key=PUB).holds

@@ -55,7 +55,7 @@ def fill(kd: Client) -> None:
         *_opening(at, ANSWERED), *_steps(at), Entry(e.RunFailed(at=at + 900, step="1"), {"failure": failure("run")})
     )
     kd.fork(RUN, at="2:after", id=FORK, by=evil("forked-by"), because=evil("forked-because"))
-    kd.note(FORK, evil("note"), by=evil("noter"))
+    kd.edit.note(FORK, evil("note"), by=evil("noter"))
     kd.pause(FORK, by=evil("pauser"), because=evil("because"))
     kd.send(RUN, evil("message"), {evil("body-key"): evil("body")}, by=evil("sender"))
     _trigger(kd, at)

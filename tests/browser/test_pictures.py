@@ -50,8 +50,8 @@ def kd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
         made.fork("claim-17", at="2:after", id="claim-17-if", by="max", because="what if the policy did not cover it?",
                   output={"2": {"covers": [], "limit": 0, "deductible": 150}}, effects="recorded")  # fmt: skip
         office.went_on(made, "claim-17-if")
-        made.fire("report", by="ann", input="2026-11-16")
-        made.fire("noon", by="max")
+        made.triggers.fire("report", by="ann", input="2026-11-16")
+        made.triggers.fire("noon", by="max")
         made.pause("trigger:noon", by="max", because="the numbers look odd")
         yield made
     TRIGGERS.restore(declared)

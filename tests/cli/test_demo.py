@@ -84,7 +84,7 @@ def test_the_run_died_at_step_6_and_was_finished_by_another_process(shown: Shown
         assert state.status == "completed"
         assert state.position.committed == tuple("123456789")
         assert [(retry.step, retry.attempts) for retry in state.retries][:1] == [("2", 3)]
-        assert kd.verify().holds
+        assert kd.store.verify().holds
 
 
 def test_what_the_api_answered_is_shown_word_for_word(shown: Shown) -> None:

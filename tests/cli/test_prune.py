@@ -69,7 +69,7 @@ def data(capsys: Capture, *words: str, code: int = 0) -> Any:
 
 def holds() -> bool:
     with killick.open("killick.db") as kd:
-        return kd.verify().holds
+        return kd.store.verify().holds
 
 
 def test_old_runs_go_into_a_file_with_their_values_and_others_stay(capsys: Capture, here: Path) -> None:

@@ -257,4 +257,4 @@ def test_a_run_called_seal_is_left_alone(capsys: Capture) -> None:
     grow("seal")
     assert did(capsys, "store", "seal", "--key", "key.pem", code=2)[1].startswith("killick: seal: is a run of claims")
     with killick.open("killick.db") as kd, pytest.raises(SealRefused):
-        kd.seal(Path("key.pem").read_bytes())
+        kd.store.seal(Path("key.pem").read_bytes())

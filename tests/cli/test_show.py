@@ -386,9 +386,9 @@ def test_what_somebody_skipped_or_gave_by_hand_says_who_and_why(store: Path, sho
         for run in ("skipped_1", "overridden_1", "skipped_2"):
             kd.start(review if run == "skipped_2" else judged, 400, id=run)
             kd.advance(run)
-        kd.skip("skipped_1", "2", by="ops", because="it is late")
-        kd.override("overridden_1", "2", "by phone", by="ops", because="it was done")
-        kd.skip("skipped_2", "4", by="ops", because="it is late")
+        kd.edit.skip("skipped_1", "2", by="ops", because="it is late")
+        kd.edit.override("overridden_1", "2", "by phone", by="ops", because="it was done")
+        kd.edit.skip("skipped_2", "4", by="ops", because="it is late")
         for run in ("skipped_1", "overridden_1", "skipped_2"):
             kd.advance(run)
     assert re.search(r"✗ 2  show_transfer.*\n +asked managers.*\n +skipped by ops: it is late\n", show("skipped_1"))

@@ -79,7 +79,7 @@ def tamper(run: str, seq: int) -> None:
 
 def holds(path: str = "killick.db") -> bool:
     with killick.open(path) as kd:
-        return kd.verify().holds
+        return kd.store.verify().holds
 
 
 # verify -------------------------------------------------------------------------------------------
@@ -245,8 +245,8 @@ def test_what_a_step_was_given_and_returned_goes_and_the_record_holds(capsys: Ca
     out, _ = did(capsys, "store", "erase", "even", "--step", "1", "--reason", "asked for", "--yes")
     assert out.startswith("✓ erased the values of 2 events: @")
     with killick.open("killick.db") as kd:
-        assert kd.verify().holds
-        assert b"4 secret" not in kd.export("even")
+        assert kd.store.verify().holds
+        assert b"4 secret" not in kd.store.export("even")
         erased = kd.events("even")[-1].event
         assert isinstance(erased, e.ValueErasedOnPurpose)
         assert erased.reason == "asked for"

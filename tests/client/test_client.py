@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -407,15 +408,15 @@ def test_every_method_has_an_awaitable_form_that_does_not_block_the_loop(process
         assert [wait.id for wait in await kd.as_async().inbox()] == ["r:2"]
         await kd.as_async().say("r", "hello")
         await kd.as_async().send("r", "noise", 1)
-        await kd.as_async().set("r", x=1)
-        await kd.as_async().prioritize("r", 3)
+        await kd.as_async().edit.set("r", x=1)
+        await kd.as_async().edit.prioritize("r", 3)
         await kd.as_async().pause("r")
         assert await kd.as_async().resume("r") == "resumed"
         await kd.as_async().answer("r", "approve")
         result = await kd.as_async().run(asks, Claim(17), id="r")
         handle = await kd.as_async().start(reviews, Claim(18), id="s")
         await kd.as_async().cancel("s")
-        assert (await kd.as_async().verify()).problems == []
+        assert (await kd.as_async().store.verify()).problems == []
         return [result, handle.id]
 
     assert asyncio.run(go()) == ["approve", "s"]
@@ -522,6 +523,28 @@ def test_a_blocking_client_in_a_running_loop_works_and_warns_once(processes: Pro
         return verdict
 
     assert asyncio.run(go()).paid
+
+
+def test_a_client_and_its_groups_warn_once_where_one_is_called(processes: Processes) -> None:
+    def use(kd: killick.Client) -> None:
+        with contextlib.suppress(RunUnknown):
+            kd.triggers.fire("unheard of")  # on the loop of blocking callers
+        kd.triggers.list()
+        kd.store.verify()
+        kd.find.failures()
+        kd.list()
+
+    async def go() -> None:
+        for first in (use, lambda kd: kd.store.verify(), lambda kd: kd.find.failures()):
+            kd = processes.new()
+            with pytest.warns(RuntimeWarning, match="open_async") as warned:
+                first(kd)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                use(kd)
+            assert [os.path.basename(each.filename) for each in warned] == ["test_client.py"]
+
+    asyncio.run(go())
 
 
 def test_a_notebook_is_not_warned(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -832,7 +855,7 @@ def test_a_run_on_sqlite_is_verified_and_found_again_by_another_process(tmp_path
     with killick.open(f"sqlite:///{place}") as kd:
         kd.answer("r", "approve", by="ann")
         assert kd.run(asks, Claim(17), id="r") == "approve"
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
         [closed] = told(kd, "r", e.WaitClosed)
         assert closed.event.by == "ann"
     assert DONE == [17]
@@ -980,13 +1003,13 @@ def test_a_run_that_another_process_changed_since_it_was_read_is_read_again(
 
         def late(*args: Any, **more: Any) -> Any:
             monkeypatch.undo()
-            other.note("r", "between the read and the lease")
+            other.edit.note("r", "between the read and the lease")
             return lease(*args, **more)
 
         kd.send("r", "go")
         monkeypatch.setattr(kd.runtime.store, "lease", late)
         assert kd.run(woken, 17, id="r") == 17
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
         assert any(isinstance(each.event, e.NoteMade) for each in kd.events("r"))
 
 

@@ -47,6 +47,8 @@ def main() -> None:
         verdict: str = kd.run(counts, "a")  # refused
         kd.answer("r", "perhaps")  # refused
         kd.start(counts, 17)  # refused
+        kd.edit.skip("r")  # refused
+        kd.store.prune(older="90d")  # refused
         print(verdict)  # noqa: T201
 
 
@@ -101,7 +103,13 @@ RUN = """
     call model stream dispatch decided plan at ask wait sleep sleep_until update note spawn send gather first now uuid
     random patched id input context replaying parent
 """
-CLIENT = "run start info state events list inbox answer send say pause resume cancel set verify"
+CLIENT = "run start info state events list inbox answer send say pause resume cancel"
+GROUPS = {
+    "edit": "set override skip retry note prioritize",
+    "store": "verify export prune erase seal prove rotate_keys",
+    "triggers": "list fire publish",
+    "find": "answers calls catch_up decisions effects failures",
+}
 
 
 @pytest.mark.parametrize("kind", [killick.Run, killick.SyncRun])
@@ -117,11 +125,28 @@ def test_both_clients_have_what_section_13_names_and_one_is_awaited() -> None:
             assert inspect.iscoroutinefunction(getattr(killick.AsyncClient, name))
 
 
+def offered(thing: Any) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
 def test_a_client_shows_what_people_call_and_one_door_for_hosts() -> None:
     with killick.open("memory:") as kd:
         for client in (kd, kd.as_async()):
-            offered = {name for name in dir(client) if not name.startswith("_")}
-            assert {name for name in offered if not callable(getattr(client, name))} == {"find", "log", "runtime"}
+            assert len(offered(client)) <= 36
+            values = {name for name in offered(client) if not callable(getattr(client, name))}
+            assert values == {*GROUPS, "log", "runtime"}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_has_the_same_methods_on_both_clients_and_one_is_awaited(group: str) -> None:
+    with killick.open("memory:") as kd:
+        blocking, awaited = getattr(kd, group), getattr(kd.as_async(), group)
+        assert offered(blocking) == offered(awaited) == {*GROUPS[group].split()}
+        for name in offered(blocking):
+            assert not inspect.iscoroutinefunction(getattr(blocking, name))
+            assert inspect.iscoroutinefunction(getattr(awaited, name))
+            assert inspect.signature(getattr(blocking, name)) == inspect.signature(getattr(awaited, name))
+            assert inspect.getdoc(getattr(blocking, name))
 
 
 def test_methods_have_their_own_signatures_at_run_time() -> None:
@@ -129,6 +154,9 @@ def test_methods_have_their_own_signatures_at_run_time() -> None:
         for client in (kd, kd.as_async()):
             assert list(inspect.signature(client.run).parameters)[:3] == ["agent", "input", "id"]
             assert list(inspect.signature(client.info).parameters) == ["run"]
+            assert list(inspect.signature(client.edit.skip).parameters) == ["run", "step", "by", "because"]
+            assert list(inspect.signature(client.store.erase).parameters) == ["subject", "by"]
+            assert list(inspect.signature(client.triggers.fire).parameters) == ["trigger", "by", "input"]
 
 
 @pytest.mark.parametrize("declare", [killick.tool, killick.agent, killick.machine])
@@ -161,11 +189,12 @@ def test_what_people_print_says_what_it_is() -> None:
 
     with killick.open("memory:") as kd:
         kd.run(looking, id="r")
-        seen += map(repr, (kd, kd.as_async(), kd.start(looking, id="r"), looking, looks))
+        seen += map(repr, (kd, kd.as_async(), kd.store, kd.start(looking, id="r"), looking, looks))
     assert [*seen, repr(kd)] == [
         "<killick.Run r of agent looking>",
         "<killick.Client of memory:>",
         "<killick.AsyncClient of memory:>",
+        "<Maintenance of <killick.Client of memory:>>",
         "<killick.Handle of run r>",
         "<killick.Agent looking>",
         "<killick.Tool looks, reads>",

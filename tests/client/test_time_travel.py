@@ -88,7 +88,7 @@ def test_a_fork_goes_on_from_its_place_and_leaves_its_parent_alone(world: World)
     assert BOOKS == ["ask small", "pay ann"]
     assert [event.run for event in world.told("r", e.ForkMade)] == ["r-fork"]
     assert world.kd.state("r", at=world.kd.runtime.log.head("r").seq - 1).to_json() == before
-    assert world.kd.verify().holds
+    assert world.kd.store.verify().holds
 
 
 def test_a_fork_is_made_without_being_folded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_a_fork_pays_first_and_its_parent_adopts_that(world: World) -> None:
     assert BOOKS == ["pay ann"]
     [adopted] = world.told("r", e.StepAdopted)
     assert (adopted.run, adopted.step) == ("r-fork", "3")
-    assert world.kd.verify().holds
+    assert world.kd.store.verify().holds
 
 
 def test_a_fork_gets_the_messages_that_its_parent_had_not_taken_at_the_cut(world: World) -> None:
@@ -342,7 +342,7 @@ def test_a_fork_of_a_fork_and_a_fork_of_a_rewound_run(world: World) -> None:
     left = world.kd.fork("r", "3~0:after", effects="live")
     assert worldly(world.kd, left.id) == first
     assert BOOKS.count("pay ann") == 1
-    assert world.kd.verify().holds
+    assert world.kd.store.verify().holds
 
 
 def test_what_a_fork_shares_with_its_parent_is_not_its_own_to_undo(world: World) -> None:
@@ -400,7 +400,7 @@ def test_r33_messages_go_back_to_the_inbox_and_answers_do_not(world: World) -> N
     assert world.kd.advance("r").status == "waiting"
     world.kd.answer("r", "reject")
     assert worldly(world.kd) == ["first", "reject"]
-    assert world.kd.verify().holds
+    assert world.kd.store.verify().holds
 
 
 def test_r33_a_child_that_was_spawned_before_is_the_one_that_is_waited_for(world: World) -> None:
@@ -517,7 +517,7 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(world: World) -> None:
     assert BOOKS == ["pay ann"]
     [rewound] = world.told("r", e.RunRewound)
     assert rewound.by == "bob"
-    assert world.kd.verify().holds
+    assert world.kd.store.verify().holds
 
 
 def test_a_fork_is_not_taken_back_to_before_it_was_forked(world: World) -> None:
@@ -554,7 +554,7 @@ def test_one_effect_is_undone_and_nothing_else(world: World) -> None:
     assert (step.id, step.undoes, step.status) == ("0.1", "3", "done")
     with pytest.raises(TimeRefused, match="undone already"):
         world.kd.undo("r", "3")
-    assert world.kd.verify().holds
+    assert world.kd.store.verify().holds
 
 
 def test_after_an_undo_the_run_goes_on_and_a_rewind_does_it_again_with_a_fresh_key(world: World) -> None:
@@ -604,7 +604,7 @@ def test_an_undoing_whose_outcome_is_not_known_is_settled_by_whoever_undoes(
     if not undone:
         world.kd.undo("r", "3")
         assert world.kd.state("r").effects[0].undone
-    assert world.kd.verify().holds
+    assert world.kd.store.verify().holds
 
 
 @pytest.mark.parametrize("act", ["pause", "cancel", "rewind"])
@@ -688,7 +688,7 @@ def test_what_was_undone_stays_so_after_a_rewind_that_keeps_it(world: World) -> 
     assert len(world.kd.state("r").effects) == 0
     worldly(world.kd)
     assert BOOKS == ["ask small", "pay ann", "refund ann", "pay ann"]
-    assert world.kd.verify().holds
+    assert world.kd.store.verify().holds
 
 
 def test_what_was_undone_stays_so_when_a_failed_run_is_resumed(world: World) -> None:
@@ -764,7 +764,7 @@ def test_killed_at_any_write_it_is_there_as_a_whole_or_not_at_all(world: World, 
         else:
             worldly(world.kd, run)
         assert BOOKS.count("pay ann") == 1
-        assert world.kd.verify().holds
+        assert world.kd.store.verify().holds
         if not died:
             return
     raise AssertionError("it never came to its end")

@@ -301,7 +301,7 @@ class People:
 
     async def _published(self, event: str, at: float) -> None:
         await asyncio.sleep(at)
-        if await self._again(lambda: self.kd.publish("order.placed", event, id=event)) < 1:
+        if await self._again(lambda: self.kd.triggers.publish("order.placed", event, id=event)) < 1:
             self._invariants.broken("no acknowledged event is lost", f"{event} was published to no trigger")
         world().published.add(event)
         self.busy -= 1

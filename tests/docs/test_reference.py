@@ -18,6 +18,9 @@ import killick
 import killick.store
 import killick.testing
 import python_reference as reference
+from killick.client.edits import Editor
+from killick.client.maintenance import Maintenance
+from killick.workers.trigger_runner import TriggerControl
 from pages import ROOT
 from reference_topics import FRAMEWORKS, GUIDES, HIDDEN, TOPICS
 from signatures import doc_of, module
@@ -106,6 +109,9 @@ def methods(kind: type, called: str) -> Iterator[tuple[str, Any]]:
         (killick.Run, "Run", "Run"),
         (killick.SyncRun, "Run", "Run SyncRun"),
         (killick.Handle, "Handle", "Handle"),
+        (Editor, "Client.edit", ""),
+        (Maintenance, "Client.store", ""),
+        (TriggerControl, "Client.triggers", ""),
         (killick.testing.Play, "Play", "testing.Play"),
         (killick.testing.ScriptedModel, "ScriptedModel", "testing.ScriptedModel"),
     ],

@@ -45,10 +45,10 @@ def live_and_erase(url: str) -> None:
         assert pieces
         stored = [row.data for row in rows] + [each.body for each in (*messages, *pieces.values())]
         assert all(b"Lovelace" not in (each or b"") for each in stored)
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
     with killick.open(url, keys=KEY) as kd:
         assert kd.state("r").result == "Ada Lovelace"
-        assert kd.erase("user-17").runs == 1
+        assert kd.store.erase("user-17").runs == 1
         assert all(row.data is None for row in kd.runtime.log.rows("r"))
         assert {piece.body for piece in kd.runtime.store.pieces(list(pieces)).values()} == {None}
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []

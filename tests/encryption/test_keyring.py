@@ -115,7 +115,7 @@ def test_a_store_with_runs_in_clear_takes_no_keys(tmp_path: Path) -> None:
         kd.run(quick, "ada", id="r")
         with pytest.raises(KeyRefused, match="needs an encrypted store"):
             kd.start(quick, "ada", subject="ada")
-        for operation in (kd.rotate_keys, lambda: kd.erase("ada")):
+        for operation in (kd.store.rotate_keys, lambda: kd.store.erase("ada")):
             with pytest.raises(KeyRefused, match="is not encrypted"):
                 operation()
     assert "has runs in clear" in refused(tmp_path, keys=KEY)
@@ -133,14 +133,14 @@ def test_rotation_while_a_run_is_parked_changes_no_value_and_retires_the_old_key
     old = b64encode(LocalKey(KEY).wrap(b"")[:15])
     assert any(old in path.read_bytes() for path in tmp_path.iterdir())
     with killick.open(place, keys=[OTHER, KEY]) as kd:
-        assert kd.rotate_keys(by="ann") == 2
-        assert kd.rotate_keys() == 2
+        assert kd.store.rotate_keys(by="ann") == 2
+        assert kd.store.rotate_keys() == 2
     assert "give the key that wrapped them" in refused(tmp_path, keys=KEY)
     with killick.open(place, keys=OTHER) as kd:
         assert [row.data for row in kd.runtime.store.raw.read("r")] == before  # type: ignore[attr-defined]
         kd.answer("r", "approve", by="ann")
         assert kd.run(clerk, "ada", id="r") == "found ada: approve"
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
     for path in tmp_path.iterdir():
         assert old not in path.read_bytes(), "an old wrapping is still there"
 
@@ -155,10 +155,10 @@ def test_a_rotation_that_stops_in_the_middle_leaves_readable_keys(
         with monkeypatch.context() as patch:
             patch.setattr(keyring.Keyring, "_destroy", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                kd.rotate_keys()
+                kd.store.rotate_keys()
         assert kd.state("r").result == "found ada"
     with killick.open(place, keys=[OTHER, KEY]) as kd:
-        assert kd.rotate_keys() == 2
+        assert kd.store.rotate_keys() == 2
     with killick.open(place, keys=OTHER) as kd:
         assert kd.state("r").result == "found ada"
 
@@ -173,11 +173,11 @@ def test_a_key_that_is_destroyed_while_it_is_rotated_stays_destroyed(
 
         def erases_meanwhile(ring: keyring.Keyring, key: bytes) -> bytes:
             if not erased:
-                erased.append(other.erase("user-17"))
+                erased.append(other.store.erase("user-17"))
             return wrap(ring, key)
 
         monkeypatch.setattr(keyring.Keyring, "_wrapped", erases_meanwhile)
-        kd.rotate_keys()
+        kd.store.rotate_keys()
         assert erased
     with killick.open(place, keys=[OTHER, KEY]) as kd:
         assert all(row.data is None for row in kd.runtime.log.rows("r"))
@@ -212,13 +212,13 @@ def test_an_erased_subject_is_unreadable_in_forks_children_and_renewals_and_the_
         kd.fork("child", at="1:before", id="forked")
         kd.advance("forked")
         assert kd.state("forked").result == "found ada"
-        kept = {run: kd.export(run) for run in ("child", "forked")}
-        done = kd.erase("user-17", by="ann")
+        kept = {run: kd.store.export(run) for run in ("child", "forked")}
+        done = kd.store.erase("user-17", by="ann")
         assert (done.subject, done.runs, done.purged) == ("user-17", 4, True)
         for run in ("r", "child", "r+2", "forked"):
             assert all(row.data is None for row in kd.runtime.log.rows(run))
         assert [kd.state(run).result for run in ("other", "of_hers")] == ["found ada"] * 2
-        report = kd.verify()
+        report = kd.store.verify()
         assert report.problems == []
         assert report.erased > 4
         for run, data in kept.items():
@@ -233,9 +233,9 @@ def test_a_subject_with_open_runs_is_not_erased_and_an_unknown_one_is_named(tmp_
     with killick.open(str(tmp_path / "killick.db"), keys=KEY) as kd:
         kd.start(clerk, "ada", id="r", subject="user-17")
         with pytest.raises(KeyRefused, match="user-17: r would break in the middle; cancel"):
-            kd.erase("user-17")
+            kd.store.erase("user-17")
         with pytest.raises(KeyRefused, match="no run was started with this subject"):
-            kd.erase("user-71")
+            kd.store.erase("user-71")
         assert kd.advance("r").status == "waiting"
 
 
@@ -254,7 +254,7 @@ def test_an_open_run_whose_key_is_destroyed_is_quarantined_and_records_nothing_m
         kd.start(clerk, "ada", id="r", subject="user-17")
         with pytest.MonkeyPatch.context() as patch:  # as if the run were started while its subject is erased
             patch.setattr(type(kd.runtime.store.raw), "runs", lambda *_, **__: [])  # type: ignore[attr-defined]
-            kd.erase("user-17")
+            kd.store.erase("user-17")
         before = kd.runtime.log.head("r").seq
         with pytest.raises(killick.errors.RunBroken, match="the key of its data subject was destroyed"):
             kd.advance("r")
@@ -282,10 +282,10 @@ def test_http_and_events_start_runs_under_the_key_of_a_subject(tmp_path: Path) -
         body = {"agent": "quick", "input": "Ada Lovelace", "id": "posted", "subject": "user-17"}
         assert web.post("/api/v1/runs", json=body, headers={"Authorization": "Bearer mine"}).status_code == 201
         on_event("came", quick, input="Ada Lovelace", id=lambda _: "fired", subject=lambda firing: firing.body)
-        kd.publish("came", "user-17")
+        kd.triggers.publish("came", "user-17")
         asyncio.run(serve())
         TRIGGERS.restore(declared)
-        kd.erase("user-17")
+        kd.store.erase("user-17")
         for run in ("posted", "fired"):
             with pytest.raises(killick.errors.ValueErased):
                 kd.runtime.log.data(run, 1)
@@ -295,13 +295,13 @@ def test_a_subject_that_comes_back_gets_a_new_key(tmp_path: Path) -> None:
     with killick.open(str(tmp_path / "killick.db"), keys=KEY) as kd:
         kd.run(quick, "ada", id="before", subject="user-17")
         [wrapped] = [kept.wrapped for kept in kd.runtime.log.keys._kept(kd.runtime.log.keys._owner("user-17"))]  # type: ignore[union-attr]
-        kd.erase("user-17")
+        kd.store.erase("user-17")
         assert all(b64encode(wrapped)[:-4] not in path.read_bytes() for path in tmp_path.iterdir())
         assert kd.run(quick, "ada", id="after", subject="user-17") == "found ada"
         assert kd.state("after").result == "found ada"
         with pytest.raises(killick.errors.ValueErased):
             kd.runtime.log.data("before", 1)
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
 
 
 def test_another_process_forgets_a_destroyed_key_within_seconds(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_another_process_forgets_a_destroyed_key_within_seconds(tmp_path: Path) 
     with killick.open(place, keys=KEY, clock=clock) as kd, killick.open(place, keys=KEY, clock=clock) as other:
         kd.run(quick, "ada", id="r", subject="user-17")
         assert other.state("r").result == "found ada"
-        kd.erase("user-17")
+        kd.store.erase("user-17")
         clock.advance(keyring.KNOWN_SECONDS + 1)
         with pytest.raises(killick.errors.ValueErased):
             other.runtime.log.data("r", 1)

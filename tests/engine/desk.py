@@ -54,7 +54,7 @@ class Desk:
     def holds(self, agent: Any, *runs: str) -> None:
         """The record holds, replays to the same result, is the same when loaded elsewhere, and was judged rightly."""
         for run in runs or ("r",):
-            assert not self.kd.verify(run).problems
+            assert not self.kd.store.verify(run).problems
             replayed = self.kd.replay(run, agent, check=True)
             assert replayed.result == self.kd.state(run).result
             assert not self.kd.rejudge(run).changes

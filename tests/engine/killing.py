@@ -313,7 +313,7 @@ def look_at(path: Path, *, verified: bool) -> Callable[[int], None]:
                 steps = [(s.id, s.sort, s.name, s.status) for s in kd.state(listed.id).fold.steps]
                 os.write(out, f"run {json.dumps([listed.id, listed.status, sorted(steps)])}\n".encode())
             if verified:
-                os.write(out, f"problems {json.dumps([str(p) for p in kd.verify().problems])}\n".encode())
+                os.write(out, f"problems {json.dumps([str(p) for p in kd.store.verify().problems])}\n".encode())
 
     return task
 

@@ -256,7 +256,7 @@ def test_a_child_inherits_the_priority_unless_it_is_given_one(processes: Process
     kd = processes.new()
     kd.start(parent, id="r", priority=5)
     kd.advance("r")
-    kd.prioritize("r", 9)
+    kd.edit.prioritize("r", 9)
     kd.answer("r", "approve")
     kd.advance("r")
     assert [kd.info(run).priority for run in ("r", "inherits", "own", "later")] == [9, 5, 1, 9]

@@ -118,7 +118,7 @@ def test_what_is_read_from_a_context_can_be_passed_on_to_tools_results_and_the_c
     assert found["whole"]["total"] == 4
     assert type(found["lines"]) is list
     kd.replay("r", passing, check=True)
-    assert kd.verify().problems == []
+    assert kd.store.verify().problems == []
 
 
 @pytest.mark.parametrize("kind", TYPED)

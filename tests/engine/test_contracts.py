@@ -228,7 +228,7 @@ def test_a_context_that_changed_meanwhile_is_judged_as_it_is_then(desk: Desk) ->
         return await tried(run.call(pay, "ann", 500))
 
     desk.asked(agent)
-    desk.kd.set("r", open=False, by="dan")
+    desk.kd.edit.set("r", open=False, by="dan")
     desk.say("approve", by="mia")
     assert desk.go(agent) == "context_not_ready"
     assert not DONE
@@ -244,7 +244,7 @@ def test_what_nobody_has_seen_of_the_context_is_not_agreed_to(desk: Desk) -> Non
         return [await tried(run.call(pay, "ann", 500)), await tried(run.call(pay, "ann", 5))]
 
     desk.asked(agent)
-    desk.kd.set("r", limit=2, by="dan")
+    desk.kd.edit.set("r", limit=2, by="dan")
     desk.say("approve", by="mia")
     assert desk.go(agent)[0] == "context_stale"
     desk.holds(agent)
@@ -360,8 +360,8 @@ def test_a_change_of_the_context_that_a_rule_asks_about_is_for_those_whom_it_ask
     desk.go(agent)
     for by in ("zoe", "dan", None):
         with pytest.raises(killick.KillickError, match="limit"):
-            desk.kd.set("r", limit=9, by=by)
-    desk.kd.set("r", limit=8, by="mia")
+            desk.kd.edit.set("r", limit=9, by=by)
+    desk.kd.edit.set("r", limit=8, by="mia")
     desk.kd.send("r", "go")
     assert desk.go(agent) == ["argument_refused", {"limit": 8}]
     desk.holds(agent)

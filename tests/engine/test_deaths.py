@@ -314,7 +314,7 @@ def poisoned(folder: Path, url: str, poison: str, *, innocents: int, effect: str
         assert [event.alone for event in lapsed] == [False] * deaths + [True] * 5
         assert isinstance(told[-1], e.RunQuarantined)
         assert not any(kd.state(name).fold.failures for name in [*names, "poison"])
-        assert kd.verify().holds
+        assert kd.store.verify().holds
         # A person lets it go on, and deaths are counted anew.
         kd.resume("poison")
         assert kd.state("poison").fold.facts.crashes is None

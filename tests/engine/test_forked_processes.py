@@ -106,7 +106,7 @@ for name in ("one", "two"):
 for pid in children:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 kd.run(blocking, "ann", id="master_last")
-assert kd.verify().problems == []
+assert kd.store.verify().problems == []
 kd.close()
 print("served", flush=True)
 '''
@@ -149,7 +149,7 @@ for number in range(4):
     kd.start(agent, "ann", id=f"worker_{number}").result(60)
 stop.set()
 worker.join()
-assert kd.verify().problems == []
+assert kd.store.verify().problems == []
 assert {listed.status for listed in kd.list()} == {"completed"}
 kd.close()
 print("served", flush=True)
@@ -175,7 +175,7 @@ if __name__ == "__main__":
         if method == "fork":
             assert len(list(pool.map(inherited, range(4)))) == 4
     kd.run(agent, "ann", id="master_last")
-    assert kd.verify().problems == []
+    assert kd.store.verify().problems == []
     kd.close()
     print("served", flush=True)
 """
@@ -232,7 +232,7 @@ def test_a_child_that_comes_back_from_a_tool_ends_and_only_its_parent_continues_
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{code}\n"
     with killick.open(str(folder / "killick.db")) as kd:
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
 
 
 @pytest.mark.slow

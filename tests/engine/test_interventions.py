@@ -118,23 +118,25 @@ class Case:
 
 CASES: dict[str, Case] = {
     "override a question": Case(
-        asks, lambda kd, step: kd.override("r", step, 7, by="ann"), ("respond", 7, "ann"), kinds=[e.StepOverridden]
+        asks, lambda kd, step: kd.edit.override("r", step, 7, by="ann"), ("respond", 7, "ann"), kinds=[e.StepOverridden]
     ),
-    "override a wait": Case(waits, lambda kd, step: kd.override("r", step, {"sum": 3}, by="ann"), {"sum": 3}),
-    "override a backoff": Case(calls_in_vain, lambda kd, step: kd.override("r", step, 42, by="ann"), 42),
-    "override a child": Case(has_child, lambda kd, step: kd.override("r", step, 9, by="ann"), 9, step=2),
+    "override a wait": Case(waits, lambda kd, step: kd.edit.override("r", step, {"sum": 3}, by="ann"), {"sum": 3}),
+    "override a backoff": Case(calls_in_vain, lambda kd, step: kd.edit.override("r", step, 42, by="ann"), 42),
+    "override a child": Case(has_child, lambda kd, step: kd.edit.override("r", step, 9, by="ann"), 9, step=2),
     "skip a question": Case(
-        asks, lambda kd, step: kd.skip("r", step, by="ann"), "skipped by ann", kinds=[e.WaitClosed]
+        asks, lambda kd, step: kd.edit.skip("r", step, by="ann"), "skipped by ann", kinds=[e.WaitClosed]
     ),
-    "skip one with a default": Case(asks_with_default, lambda kd, step: kd.skip("r", step, by="ann"), ("reject", True)),
-    "skip a wait": Case(waits, lambda kd, step: kd.skip("r", step, by="ann", because="no"), "skipped by ann: no"),
-    "skip a wait with a default": Case(waits_with_default, lambda kd, step: kd.skip("r", step, by="ann"), 0),
-    "skip a sleep": Case(sleeps, lambda kd, step: kd.skip("r", step, by="ann"), "awake"),
+    "skip one with a default": Case(
+        asks_with_default, lambda kd, step: kd.edit.skip("r", step, by="ann"), ("reject", True)
+    ),
+    "skip a wait": Case(waits, lambda kd, step: kd.edit.skip("r", step, by="ann", because="no"), "skipped by ann: no"),
+    "skip a wait with a default": Case(waits_with_default, lambda kd, step: kd.edit.skip("r", step, by="ann"), 0),
+    "skip a sleep": Case(sleeps, lambda kd, step: kd.edit.skip("r", step, by="ann"), "awake"),
     "skip a backoff": Case(
-        calls_in_vain, lambda kd, step: kd.skip("r", step, by="ann"), "skipped by ann", kinds=[e.StepEnded]
+        calls_in_vain, lambda kd, step: kd.edit.skip("r", step, by="ann"), "skipped by ann", kinds=[e.StepEnded]
     ),
-    "skip a child": Case(has_child, lambda kd, step: kd.skip("r", step, by="ann"), "skipped by ann", step=2),
-    "retry now": Case(calls, lambda kd, step: kd.retry("r", step, by="ann"), 2, kinds=[e.StepDelayed]),
+    "skip a child": Case(has_child, lambda kd, step: kd.edit.skip("r", step, by="ann"), "skipped by ann", step=2),
+    "retry now": Case(calls, lambda kd, step: kd.edit.retry("r", step, by="ann"), 2, kinds=[e.StepDelayed]),
 }
 
 
@@ -179,7 +181,7 @@ def test_a_run_that_waits_goes_on_as_somebody_said(url: Any, tmp_path: Path, nam
         by = [getattr(one.event, "by", None) for one in kd.events("r") if type(one.event) in case.kinds]
         assert by == ["ann"] * len(case.kinds)
         kd.replay("r", agent, check=True)
-        assert kd.verify("r").problems == []
+        assert kd.store.verify("r").problems == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -205,7 +207,7 @@ def test_a_run_that_somebody_is_at_goes_on_as_somebody_said(url: Any, tmp_path: 
         [taken] = [one for one in told(kd, "r", e.MessageTaken) if one.event.name == "killick.command"]
         assert taken.event.by == "ann"
         kd.replay("r", agent, check=True)
-        assert kd.verify("r").problems == []
+        assert kd.store.verify("r").problems == []
 
 
 async def pending(kd: killick.Client, run: str, step: str) -> None:
@@ -268,8 +270,8 @@ def test_blocking_agents_are_woken_too(kd: killick.Client) -> None:
     def acts() -> None:
         asyncio.run(pending(kd, "r", "1.1.1"))
         asyncio.run(pending(kd, "r", "1.2.1"))
-        kd.override("r", "1.1.1", 3, by="ann")
-        kd.skip("r", "1.2.1", by="ann")
+        kd.edit.override("r", "1.1.1", 3, by="ann")
+        kd.edit.skip("r", "1.2.1", by="ann")
 
     @killick.agent(name="held blocking")
     def agent(run: killick.SyncRun) -> Any:
@@ -298,9 +300,9 @@ def test_a_state_machine_goes_on_with_what_it_was_given_and_without_what_was_ski
     kd.start(machine, 0, id="r")
     kd.advance("r")
     with elsewhere(kd, "r") if how == "left" else contextlib.nullcontext():
-        kd.override("r", "2", {"n": 5}, by="ann")
+        kd.edit.override("r", "2", {"n": 5}, by="ann")
     kd.advance("r")
-    kd.skip("r", "4", by="ann")
+    kd.edit.skip("r", "4", by="ann")
     assert kd.advance("r").result == 2
     assert DONE == [(0, None), (1, {"n": 5}), (2, None)]
 
@@ -315,7 +317,7 @@ def test_a_stream_that_sits_out_a_backoff_can_be_given_its_reply(kd: killick.Cli
         return [chunk async for chunk in run.stream(streaming, model="m")]
 
     advanced(kd, agent)
-    kd.override("r", "1", "hello", by="ann")
+    kd.edit.override("r", "1", "hello", by="ann")
     assert kd.run(agent, id="r") == ["hello"]
     kd.replay("r", agent, check=True)
 
@@ -328,7 +330,7 @@ def test_a_stream_in_memory_is_given_its_reply_too(kd: killick.Client) -> None:
     @killick.tool(name="acts_on_stream", effect="reads")
     async def acts() -> None:
         await pending(kd, "r", "1.1.1")
-        await kd.as_async().override("r", "1.1.1", "hello", by="ann")
+        await kd.as_async().edit.override("r", "1.1.1", "hello", by="ann")
 
     @killick.agent(name="intervened streaming held")
     async def agent(run: killick.Run) -> Any:
@@ -351,9 +353,9 @@ def test_what_waits_for_approval_can_be_overridden_and_skipped(kd: killick.Clien
 
     async def act(step: str) -> None:
         if verb == "override":
-            await kd.as_async().override("r", step, 7, by="ann")
+            await kd.as_async().edit.override("r", step, 7, by="ann")
         else:
-            await kd.as_async().skip("r", step, by="ann")
+            await kd.as_async().edit.skip("r", step, by="ann")
 
     @killick.tool(name=f"acts on approval {how} {verb}", effect="reads")
     async def acts() -> None:
@@ -391,11 +393,11 @@ def test_a_child_or_a_message_that_waits_for_approval_can_be_skipped(kd: killick
 
     advanced(kd, agent)
     if verb == "override":
-        kd.override("r", "1", None, by="ann")
+        kd.edit.override("r", "1", None, by="ann")
     else:
         with pytest.raises(AnswerRefused, match="a run cannot be made up; skip it"):
-            kd.override("r", "1", None, by="ann")
-        kd.skip("r", "1", by="ann")
+            kd.edit.override("r", "1", None, by="ann")
+        kd.edit.skip("r", "1", by="ann")
     assert kd.run(agent, id="r") == (None if verb == "override" else "skipped by ann")
     kd.replay("r", agent, check=True)
 
@@ -410,17 +412,17 @@ def test_a_step_that_is_over_is_not_overridden_and_the_way_back_is_named(kd: kil
         return await run.wait("never")
 
     advanced(kd, agent)
-    for act in (lambda: kd.override("r", "1", 1), lambda: kd.skip("r", "1"), lambda: kd.retry("r", "1")):
+    for act in (lambda: kd.edit.override("r", "1", 1), lambda: kd.edit.skip("r", "1"), lambda: kd.edit.retry("r", "1")):
         with pytest.raises(
             AnswerRefused, match=r"r: step 1 \(decision\) is over.*rewind the run .to 1:before.*fork it"
         ):
             act()
     with pytest.raises(AnswerRefused, match="step 9 does not exist"):
-        kd.skip("r", "9")
+        kd.edit.skip("r", "9")
     with pytest.raises(AnswerRefused, match="waits for no backoff; it is waiting for event never"):
-        kd.retry("r", "2")
+        kd.edit.retry("r", "2")
     with pytest.raises(AnswerRefused, match="no step waits for a backoff"):
-        kd.retry("r")
+        kd.edit.retry("r")
 
 
 def test_what_is_being_tried_is_left_alone_and_the_refusal_is_on_record(kd: killick.Client) -> None:
@@ -429,9 +431,9 @@ def test_what_is_being_tried_is_left_alone_and_the_refusal_is_on_record(kd: kill
     @killick.tool(name="acts_on_itself", effect="reads")
     async def acts() -> None:
         for act in (
-            kd.as_async().skip("r", "1", by="ann"),
-            kd.as_async().retry("r", "1"),
-            kd.as_async().override("r", "1", None),
+            kd.as_async().edit.skip("r", "1", by="ann"),
+            kd.as_async().edit.retry("r", "1"),
+            kd.as_async().edit.override("r", "1", None),
         ):
             try:
                 await act
@@ -463,9 +465,9 @@ def test_what_is_in_doubt_is_for_an_answer(world: World) -> None:
 
     kd = world.killed(agent, run="r")
     with pytest.raises(AnswerRefused, match="has an attempt in progress; wait until it ends"):
-        kd.skip("r", "1")
+        kd.edit.skip("r", "1")
     kd.advance("r")
-    for act in (lambda: kd.skip("r", "1"), lambda: kd.override("r", "1", 2), lambda: kd.retry("r", "1")):
+    for act in (lambda: kd.edit.skip("r", "1"), lambda: kd.edit.override("r", "1", 2), lambda: kd.edit.retry("r", "1")):
         with pytest.raises(AnswerRefused, match="is in doubt; first answer whether it happened"):
             act()
     kd.answer("r", "happened", value=5)
@@ -496,7 +498,7 @@ def test_a_value_that_does_not_fit_is_refused_before_anything_is_written(kd: kil
         ("1", None, "contains other steps, such as 1.1.1"),
     ):
         with pytest.raises(AnswerRefused, match=why):
-            kd.override("r", step, value)
+            kd.edit.override("r", step, value)
     assert len(kd.events("r")) == before
 
 
@@ -507,9 +509,9 @@ def test_an_answer_in_memory_is_held_to_its_type(kd: killick.Client) -> None:
     async def acts() -> None:
         await pending(kd, "r", "1.1.1")
         with pytest.raises(AnswerRefused) as refused:
-            await kd.as_async().override("r", "1.1.1", ["x"], by="ann")
+            await kd.as_async().edit.override("r", "1.1.1", ["x"], by="ann")
         said.append(refused.value.reason)
-        await kd.as_async().override("r", "1.1.1", [1], by="ann")
+        await kd.as_async().edit.override("r", "1.1.1", [1], by="ann")
 
     @killick.agent(name="typed question")
     async def agent(run: killick.Run) -> Any:
@@ -529,11 +531,11 @@ def test_of_several_that_sit_out_a_delay_one_must_be_named(kd: killick.Client) -
 
     advanced(kd, agent)
     with pytest.raises(AnswerRefused, match=r"several steps wait; name one of 1\.1\.1, 1\.2\.1"):
-        kd.retry("r", by="ann")
-    assert kd.retry("r", "1.2.1", by="ann", because="the bank is back") == "step 1.2.1 continues now"
+        kd.edit.retry("r", by="ann")
+    assert kd.edit.retry("r", "1.2.1", by="ann", because="the bank is back") == "step 1.2.1 continues now"
     kd.advance("r")
     assert (sorted(DONE[:2]), DONE[2:]) == (["a", "b"], ["b"])
-    assert kd.retry("r", by="bob") == "the step that waits continues now"
+    assert kd.edit.retry("r", by="bob") == "the step that waits continues now"
     assert kd.run(agent, id="r") == (4, 3)
     delays = [one.event for one in told(kd, "r", e.StepDelayed)]
     assert [(delay.step, delay.because, delay.by) for delay in delays] == [
@@ -549,14 +551,15 @@ def test_a_run_that_is_over_or_ends_is_told_so_in_one_line(kd: killick.Client) -
 
     kd.run(agent, id="r")
     acts: list[Callable[[], Any]] = [
-        lambda: kd.set("r", x=1), lambda: kd.override("r", "1", 1), lambda: kd.skip("r", "1"), lambda: kd.retry("r"),
-        lambda: kd.note("r", "x"), lambda: kd.prioritize("r", 1), lambda: kd.pause("r"), lambda: kd.cancel("r"),
+        lambda: kd.edit.set("r", x=1), lambda: kd.edit.override("r", "1", 1), lambda: kd.edit.skip("r", "1"),
+        lambda: kd.edit.retry("r"), lambda: kd.edit.note("r", "x"), lambda: kd.edit.prioritize("r", 1),
+        lambda: kd.pause("r"), lambda: kd.cancel("r"),
     ]  # fmt: skip
     for act in acts:
         with pytest.raises(AnswerRefused, match=r"^r: the run is over \(completed\); \w+ does nothing to it$"):
             act()
         with pytest.raises(RunUnknown):
-            kd.skip("nobody", "1")
+            kd.edit.skip("nobody", "1")
 
 
 def test_a_command_that_a_run_did_not_take_before_its_end_is_refused(kd: killick.Client) -> None:
@@ -564,7 +567,7 @@ def test_a_command_that_a_run_did_not_take_before_its_end_is_refused(kd: killick
 
     def late() -> None:
         try:
-            kd.skip("r", "9")
+            kd.edit.skip("r", "9")
         except AnswerRefused as error:
             refused.append(error.reason)
 
@@ -594,7 +597,7 @@ def test_a_run_takes_no_command_after_its_end_because_another_process_may_lease_
         def append(self, items: Sequence[Append]) -> list[Any]:
             if not any(b"run.completed" in row.body for item in items for row in item.rows):
                 return store.append(items)
-            other.note("r", "it is at its end")
+            other.edit.note("r", "it is at its end")
             done = store.append(items)
             kd.runtime.notify("r")
             asyncio.run_coroutine_threadsafe(looked(), kd.runtime.own_loop).result(300)
@@ -622,10 +625,10 @@ def test_who_and_why_are_on_record_of_every_command(kd: killick.Client, how: str
     agent = parked_agent(f"told {how}", CASES["skip a wait"])
     advanced(kd, agent)
     with elsewhere(kd, "r") if how == "left" else contextlib.nullcontext():
-        kd.note("r", {"seen": "all"}, by="ann")
-        kd.prioritize("r", 7, by="bob", because="the customer calls")
-        kd.set("r", by="cid", because="was wrong", limit=5)
-        kd.override("r", "1", 1, by="dan", because="seen on the statement")
+        kd.edit.note("r", {"seen": "all"}, by="ann")
+        kd.edit.prioritize("r", 7, by="bob", because="the customer calls")
+        kd.edit.set("r", by="cid", because="was wrong", limit=5)
+        kd.edit.override("r", "1", 1, by="dan", because="seen on the statement")
         kd.pause("r", by="eve", because="lunch")
     kd.advance("r")
     if how == "left":
@@ -656,7 +659,7 @@ def test_a_note_of_somebody_is_not_taken_for_one_of_the_code(kd: killick.Client)
         return await run.wait("go")
 
     advanced(kd, agent)
-    kd.note("r", "theirs", by="ann")
+    kd.edit.note("r", "theirs", by="ann")
     kd.send("r", "go", 1)
     assert kd.run(agent, id="r") == 1
     assert [one.data["note"] for one in told(kd, "r", e.NoteMade)] == ["own", "theirs"]
@@ -666,7 +669,7 @@ def test_a_note_of_somebody_is_not_taken_for_one_of_the_code(kd: killick.Client)
 def test_a_call_from_a_loop_that_the_run_may_need_does_not_block_it(kd: killick.Client) -> None:
     @killick.tool(name="acts_inline", effect="reads")
     async def acts() -> str:
-        return kd.set("r", by="ann", x=1)
+        return kd.edit.set("r", by="ann", x=1)
 
     @killick.agent(name="acted on inline")
     async def agent(run: killick.Run) -> Any:
@@ -698,10 +701,10 @@ def test_a_change_that_rests_on_an_older_version_is_refused_and_shows_what_chang
     with pytest.raises(killick.RunWaiting):
         kd.run(seen, id="r")
     version = kd.state("r").context.version
-    assert kd.set("r", saw=version, by="bob", because="too small", amount=9, route="manager") == "changed"
+    assert kd.edit.set("r", saw=version, by="bob", because="too small", amount=9, route="manager") == "changed"
     before = len(kd.events("r"))
     with pytest.raises(killick.errors.ContextStale) as stale:
-        kd.set("r", saw=version, by="ann", amount=5)
+        kd.edit.set("r", saw=version, by="ann", amount=5)
     assert (stale.value.saw, stale.value.version, len(kd.events("r"))) == (version, version + 1, before)
     assert [tuple(change) for change in stale.value.changes] == [
         ("amount", 1, 9, "bob"),
@@ -711,7 +714,7 @@ def test_a_change_that_rests_on_an_older_version_is_refused_and_shows_what_chang
         "r: the context changed since version 2: amount 1 → 9 by bob; route 'auto' → 'manager' by bob; "
         "read it again, give saw=3"
     )
-    kd.set("r", saw=version + 1, by="ann", amount=5)
+    kd.edit.set("r", saw=version + 1, by="ann", amount=5)
     kd.answer("r", "approve")
     assert kd.run(seen, id="r")["amount"] == 5
     [_, _, one, two] = told(kd, "r", e.ContextChanged)
@@ -723,9 +726,9 @@ def test_a_stale_change_of_a_run_that_somebody_is_at_is_refused_where_it_lands(k
 
     @killick.tool(name="acts_on_context", effect="reads")
     async def acts() -> None:
-        said.append(await kd.as_async().set("r", saw=1, by="ann", amount=3))
+        said.append(await kd.as_async().edit.set("r", saw=1, by="ann", amount=3))
         try:
-            await kd.as_async().set("r", saw=1, by="bob", amount=4)
+            await kd.as_async().edit.set("r", saw=1, by="bob", amount=4)
         except killick.errors.ContextStale as stale:
             said.append((stale.version, [tuple(change) for change in stale.changes]))
 
@@ -749,8 +752,8 @@ def test_an_entry_that_is_taken_out_is_its_default_again_and_nobody_passes_for_t
     with pytest.raises(killick.RunWaiting):
         kd.run(seen, id="r")
     with pytest.raises(AnswerRefused, match="give your own name"):
-        kd.set("r", by="agent", amount=5)
-    kd.set("r", unset=["amount"], by="ann")
+        kd.edit.set("r", by="agent", amount=5)
+    kd.edit.set("r", unset=["amount"], by="ann")
     kd.answer("r", "approve")
     assert kd.run(seen, id="r") == {"amount": 0, "route": "auto", "tags": []}
 
@@ -762,10 +765,10 @@ def test_a_change_of_the_context_is_judged_by_the_contract(kd: killick.Client, h
 
     def change() -> None:
         try:
-            kd.set("r", by="ann", amount=11)
+            kd.edit.set("r", by="ann", amount=11)
         except AnswerRefused as refused:
             said.append(refused.reason)
-        kd.set("r", by="ann", amount=7)
+        kd.edit.set("r", by="ann", amount=7)
 
     @killick.tool(name=f"changes {how}", effect="reads")
     def changes() -> None:
@@ -838,7 +841,7 @@ def test_a_process_that_dies_at_any_commit_leaves_the_same_outcome(
     else:
         raise AssertionError("it never came to its end unharmed")
     assert number > 2
-    assert disk.kd.verify().problems == []
+    assert disk.kd.store.verify().problems == []
 
 
 CURRENT = [""]
@@ -851,8 +854,12 @@ class _Renamed:
         self._kd = kd
         self._run = run
 
+    @property
+    def edit(self) -> _Renamed:
+        return self
+
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._kd, name)
+        method = getattr(self._kd.edit, name)
         return lambda run, *args, **kwargs: method(self._run, *args, **kwargs)
 
 
@@ -889,7 +896,7 @@ def test_a_killed_process_leaves_what_somebody_gave_a_step(tmp_path: Path, when:
         asyncio.run(pending(kd, "r", "1.1.1"))
         if when != "after":
             process.send_signal(signal.SIGSTOP)  # so that it is at the run, and takes nothing any more
-        said = kd.override("r", "1.1.1", "given", by="ann")
+        said = kd.edit.override("r", "1.1.1", "given", by="ann")
         assert ("will be" in said) == (when != "after")
         process.kill()
         process.wait()
@@ -898,7 +905,7 @@ def test_a_killed_process_leaves_what_somebody_gave_a_step(tmp_path: Path, when:
     with killick.open(store) as kd:
         assert kd.state("r").outputs["1.1.1"] == "given"
         assert kd.info("r").status == "completed"
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
 
 
 def test_a_resume_right_after_a_pause_waits_for_the_tool_under_way() -> None:
@@ -950,7 +957,7 @@ def test_the_answer_to_a_step_that_was_skipped_is_refused_with_the_reason(kd: ki
     with kd.host("r") as host, pytest.raises(killick.RunWaiting):
         host.call_sync(killick.open_tool("pay", approve="ann"), {}, key="c1", fn=lambda: "paid")
     [asked] = kd.inbox()
-    kd.skip("r", asked.step, by="bob", because="they went on")
+    kd.edit.skip("r", asked.step, by="bob", because="they went on")
     for wait in (asked, asked.id):
         with pytest.raises(AnswerRefused, match=r"step 1\.1\.1 ended: skipped by bob: they went on"):
             kd.answer(wait, "approve", by="ann")

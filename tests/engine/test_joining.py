@@ -78,7 +78,7 @@ def test_start_send_and_answer_happen_with_the_callers_own_rows(
         kd.answer("a", "reject", by="cyd", tx=own)
     own.execute("COMMIT")
     assert kd.run(asks, "ann", id="a") == "good approve"
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: killick.Client, own: sqlite3.Connection) -> None:
@@ -94,7 +94,7 @@ def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: killick.Cli
     kd.start(asks, "bob", id="b")
     kd.answer("a", "reject")
     assert kd.run(asks, "ann", id="a") == "good reject"
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_a_tool_may_start_and_tell_others_in_its_own_transaction(kd: killick.Client, path: Path) -> None:

@@ -219,7 +219,7 @@ def a_hundred(path: Path, tool: Any) -> dict[str, int]:
 
     with killick.open(str(path)) as kd:
         given = kd.run(hundred, id="run")
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
     return given
 
 

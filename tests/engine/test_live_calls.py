@@ -138,7 +138,7 @@ class Office:
         assert [settled.settlement for settled in self.events(e.AttemptSettled)] in ([], ["happened"])
         effects = [effect for effect in self.next.runtime.log.ledger("r").effects if not effect.undoes]
         assert [effect.status for effect in effects] == ["undone" if "refunded" in book else "happened"]
-        assert self.next.verify("r").holds
+        assert self.next.store.verify("r").holds
 
     def close(self) -> None:
         self.bank.gate.set()

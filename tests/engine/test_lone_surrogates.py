@@ -109,7 +109,7 @@ def test_a_name_that_cannot_be_stored_fails_the_step_and_says_where(kd: killick.
         lambda kd: kd.send("asks", "name", 1, by=HALF),
         lambda kd: kd.pause("asks", by=HALF),
         lambda kd: kd.answer("asks", "approve", by=HALF),
-        lambda kd: kd.prioritize("asks", 3, by=HALF),
+        lambda kd: kd.edit.prioritize("asks", 3, by=HALF),
     ],
     ids=["run", "start", "tag", "info", "list", "send", "send by", "pause", "answer", "prioritize"],
 )
@@ -128,7 +128,7 @@ def test_a_name_given_from_outside_is_refused_in_one_line(
         refused.encode()
         assert len(refused.splitlines()) == 1
         assert kd.info("asks").status == "waiting"
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
 
 
 def test_words_of_a_person_are_kept_and_the_run_goes_on(kd: killick.Client) -> None:

@@ -520,7 +520,7 @@ def test_a_process_killed_in_the_middle_of_what_was_agreed_to_is_followed_by_one
     assert set(lines) == {lines[0]}
     assert lines[0].endswith("ann 7")
     with killick.open(store) as kd:
-        assert not kd.verify("r").problems
+        assert not kd.store.verify("r").problems
         assert kd.rejudge("r").agrees
 
 
@@ -587,5 +587,5 @@ def test_what_people_say_comes_to_the_same_on_every_store(place: Callable[[Path]
         ]  # fmt: skip
         assert DONE == [("ann", 60), ("bob", 20), ("dave", 10)]
         assert kd.replay("r", gifts, check=True).status == "completed"
-        assert not kd.verify("r").problems
+        assert not kd.store.verify("r").problems
         assert kd.rejudge("r").agrees

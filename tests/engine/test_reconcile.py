@@ -535,7 +535,7 @@ def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(
     frozen = Frozen(still, manual, timeout=300)
     manual.advance(61)
     kd = frozen.worker()
-    kd.prioritize("r", 5)
+    kd.edit.prioritize("r", 5)
     kd.advance("r")
     assert frozen.reconciled == []
     frozen.wake()
@@ -1789,7 +1789,7 @@ def test_a_run_that_adopted_an_orphan_verifies() -> None:
         kd.runtime.log.open("r").append(Entry(e.RunRewound(at=1, cut=first.intended - 1, generation=1)))
         kd.advance("r")
         assert any(isinstance(each.event, e.StepAdopted) for each in kd.events("r"))
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
 
 
 @pytest.mark.parametrize(("verb", "calls"), [("happened", 1), ("not", 2)])
@@ -1811,7 +1811,7 @@ def test_what_a_repair_left_in_doubt_is_asked_about_before_it_is_done_again(verb
         intended = next(each.seq for each in kd.events("r") if isinstance(each.event, e.StepIntended))
         rows = store._runs["r"].rows
         rows[intended] = replace(rows[intended], hash=bytes(32))
-        assert not kd.verify().holds
+        assert not kd.store.verify().holds
         with pytest.raises(killick.KillickError, match="broken"):
             kd.run(pays_out, id="r")
         repair(kd.runtime.log, "r", at=1, reason="a flipped bit")
@@ -1821,7 +1821,7 @@ def test_what_a_repair_left_in_doubt_is_asked_about_before_it_is_done_again(verb
         kd.answer("r", verb, value=5 if verb == "happened" else None)
         assert kd.run(pays_out, id="r") == 5
         assert paid == [5] * calls
-        assert kd.verify().holds
+        assert kd.store.verify().holds
 
 
 def test_an_answer_after_the_deadline_is_refused_though_nobody_has_looked_yet() -> None:

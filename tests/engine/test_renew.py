@@ -43,7 +43,7 @@ def test_a_renewed_run_goes_on_from_the_top_and_its_caller_gets_the_last_result(
     assert [listed.id for listed in world.kd.list()] == ["r+3", "r+2", "r"]
     assert kinds(world.kd, "r")[-1] == "RunRenewed"
     assert world.kd.state("r+2").fold.facts.follows == "r"
-    assert not world.kd.verify().problems
+    assert not world.kd.store.verify().problems
 
 
 def test_asking_again_for_the_first_gives_the_last_ones_result(world: Any) -> None:
@@ -88,7 +88,7 @@ def test_messages_that_were_not_taken_go_along_in_their_order(world: Any) -> Non
     world.kd.advance("r")
     world.kd.advance("r+2")
     assert handle.result(timeout=0) == ["a" * 5_000, "b"]
-    assert not world.kd.verify().problems
+    assert not world.kd.store.verify().problems
 
 
 def test_a_message_that_was_just_taken_stays_behind_and_the_renewal_is_made_at_once(world: Any) -> None:
@@ -214,7 +214,7 @@ def test_a_death_at_any_commit_leaves_one_line_of_logs(world: Any, number: int, 
     assert sorted(listed.id for listed in kd.list()) == ["r", "r+2", "r+3"]
     follows: dict[str, Any] = {run: kd.state(run).fold.facts.follows for run in ("r+2", "r+3")}
     assert follows == {"r+2": "r", "r+3": "r+2"}
-    assert not kd.verify().problems
+    assert not kd.store.verify().problems
     started = [
         event.key for run in ("r", "r+2", "r+3") for _, event, _ in kd.events(run) if isinstance(event, e.Started)
     ]

@@ -282,7 +282,7 @@ def test_r22_a_run_goes_on_whichever_operation_of_the_store_failed(calls: Calls)
             after = made.new()
             expected = ["one", "two", "three", "left", "one", "four"]
             assert after.run(agent, id="r") == expected, f"operation {fail_at} ({breaking.failed}) failed"
-            assert after.verify().problems == [], f"operation {fail_at} ({breaking.failed}) failed"
+            assert after.store.verify().problems == [], f"operation {fail_at} ({breaking.failed}) failed"
             return breaking.operations
 
     operations = attempt(None)

@@ -255,7 +255,7 @@ class TestForkDeterminism:
             added = [type(event_codec.decode(body)) for _, _, body in after[len(before) :]]
             assert added == [e.ForkMade], at
             assert lasting(store)[RUN] == state, at
-            assert kd.verify().problems == []
+            assert kd.store.verify().problems == []
 
     def test_a_fork_with_nothing_changed_does_nothing_to_the_world(self, parent: MemoryStore) -> None:
         for at in places(parent, RUN):

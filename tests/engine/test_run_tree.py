@@ -109,7 +109,7 @@ def test_a_run_and_its_live_fork_that_owe_two_equal_payments_each_pay_two(world:
     assert world.beside().advance(fork).result == ["receipt 1", "receipt 2"]
     assert parent.let_go() == ["receipt 1", "receipt 2"]
     assert len(FAR) == 2
-    assert world.kd.verify().holds
+    assert world.kd.store.verify().holds
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])

@@ -214,7 +214,7 @@ def test_r28_a_machine_may_use_everything_a_run_has(processes: Processes) -> Non
     kd = processes.new()
     with pytest.raises(killick.RunWaiting):
         kd.run(machine, Count(), id="r")
-    kd.set("r", to=7)
+    kd.edit.set("r", to=7)
     kd.answer("r", "approve")
     assert processes.new().run(machine, Count(), id="r") == 30
     assert kd.state("r").context.document == {"n": 30, "to": 7}

@@ -90,7 +90,7 @@ def tried(agent: Any, inner: Store, **fault: Any) -> int:
     try:
         assert goes_on(kd, agent) == WANTED[agent], store.failed
         count = store.operations
-        assert plain.verify().problems == []
+        assert plain.store.verify().problems == []
         for run in ("r", "r/1", "r/2"):
             within(BACKSTOP_SECONDS, lambda run=run: until_free(inner, run))
     finally:
@@ -197,7 +197,7 @@ def _commanded(fail_at: int, when: Literal["before", "after"]) -> str | None:
         _died_with("r", kd, clock)
         failing = faulty(store, fail_at=fail_at + 1, when=when)
         with contextlib.suppress(StoreUnavailable):
-            killick.Client(failing, clock=clock).note("r", "looked at it", by="ann")
+            killick.Client(failing, clock=clock).edit.note("r", "looked at it", by="ann")
         clock.advance(COMMAND_SECONDS + 1)
         assert [row.run for row in store.due(clock.now_us())] == ["r"], failing.failed
         return failing.failed

@@ -85,7 +85,7 @@ def test_rows_and_outcomes_are_there_and_replay_gives_the_recorded_ones(kd: kill
     assert outcomes(kd, "a") == [("1", "returned"), ("2", "returned")]
     assert kd.run(payer, "ann", id="a") == 3
     assert rows(path) == [("ann", 1), ("ann", 2)]
-    assert kd.verify().holds
+    assert kd.store.verify().holds
     effects = kd.runtime.log.ledger("a").effects
     assert [(effect.effect, effect.status) for effect in effects] == [("transaction", "happened")] * 2
 
@@ -112,7 +112,7 @@ def test_a_blocking_agent_has_transactions_too(kd: killick.Client, path: Path) -
 
     assert kd.run(blocking, "ann", id="a") == [1, 2, 3]
     assert sorted(rows(path)) == [("ann", 1), ("ann", 2), ("ann", 3)]
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_outside_of_an_agent_it_is_the_plain_function_with_any_connection(path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_constraint_that_is_checked_at_the_commit_fails_the_step_and_not_the_r
     assert "FOREIGN KEY constraint failed" in told
     assert rows(path, "SELECT * FROM checked") == []
     assert outcomes(kd, "a") == [("1", "refused")]
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 class _with_foreign_keys:  # noqa: N801
@@ -256,7 +256,7 @@ def test_a_tool_whose_time_is_up_commits_nothing_however_late_it_comes_back(kd: 
     assert rows(path) == [("ann", last)]
     assert outcomes(kd, "a") == [*[("1", "refused")] * (last - 1), ("1", "returned")]
     assert "was abandoned" in str(seen[0])
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_a_long_statement_is_cut_short_when_its_time_is_up(kd: killick.Client, path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_tool_that_ended_it_all_the_same_is_in_doubt_and_a_person_is_asked(
             other.run(breaking, id="a")
         other.answer("a", "happened", value=1, by="ann")
         assert other.run(breaking, id="a") == 1
-        assert other.verify().holds
+        assert other.store.verify().holds
     assert rows(path) == [("ann", 1)]
 
 
@@ -398,7 +398,7 @@ def test_branches_with_and_without_transactions_make_one_record(kd: killick.Clie
     names = [f"n{number}" for number in range(8)]
     first = kd.run(busy, names, id="a")
     assert sorted(rows(path)) == sorted([(name, amount) for name in names for amount in (1, 2)])
-    assert kd.verify().holds
+    assert kd.store.verify().holds
     returned = [step for step, outcome in outcomes(kd, "a") if outcome == "returned"]
     written = [row[0] for row in rows(path, "SELECT step FROM paid ORDER BY rowid")]
     assert [step for step in returned if step in written] == written
@@ -418,7 +418,7 @@ def test_many_runs_at_once_each_have_theirs(kd: killick.Client, path: Path) -> N
 
     assert asyncio.run(all_of_them()) == [3] * 12
     assert sorted(rows(path)) == sorted([(f"p{number}", amount) for number in range(12) for amount in (1, 2)])
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_what_other_branches_write_meanwhile_waits_for_the_transaction_and_is_kept(
@@ -453,7 +453,7 @@ def test_what_other_branches_write_meanwhile_waits_for_the_transaction_and_is_ke
 
     assert kd.run(both, False, id="a") == ["held", "sent"]
     assert [step for step, _ in outcomes(kd, "a")] == ["1.2.1", "1.1.1"]
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_what_was_held_back_is_written_when_the_tool_fails(kd: killick.Client, path: Path) -> None:
@@ -483,7 +483,7 @@ def test_what_was_held_back_is_written_when_the_tool_fails(kd: killick.Client, p
 
     assert kd.run(both, id="a") == "ZeroDivisionError bob"
     assert rows(path) == []
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_a_run_that_waits_in_another_branch_is_found_by_what_it_waits_for(kd: killick.Client, path: Path) -> None:
@@ -496,7 +496,7 @@ def test_a_run_that_waits_in_another_branch_is_found_by_what_it_waits_for(kd: ki
     with pytest.raises(killick.RunWaiting):
         kd.run(both, id="a")
     assert kd.info("a").status == "waiting"
-    assert kd.verify().holds
+    assert kd.store.verify().holds
     kd.answer("a", "approve")
     kd.run(both, id="a")
     assert rows(path) == [("ann", 1)]
@@ -568,7 +568,7 @@ def test_a_commit_whose_answer_is_lost_counts_as_made(path: Path) -> None:
     with killick.Client(store) as kd:
         assert kd.run(payer, "ann", id="a") == 3
         assert rows(path) == [("ann", 1), ("ann", 2)]
-        assert kd.verify().holds
+        assert kd.store.verify().holds
 
 
 def test_a_commit_that_was_not_made_interrupts_the_run_which_goes_on_later(path: Path) -> None:
@@ -585,7 +585,7 @@ def test_a_commit_that_was_not_made_interrupts_the_run_which_goes_on_later(path:
             2,
             1,
         ]
-        assert kd.verify().holds
+        assert kd.store.verify().holds
 
 
 def test_a_holder_whose_lease_was_taken_commits_nothing(path: Path) -> None:
@@ -677,7 +677,7 @@ def test_a_transaction_that_waits_for_its_turn_when_its_run_is_to_leave_is_made_
     assert _ended_by_another(path, entering) == [1, 1, 1]
     assert sorted(rows(path)) == [("ann", 1), ("bob", 1), ("cid", 1)]
     assert [outcome for _, outcome in outcomes(kd, "a")] == ["returned"] * 3
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_a_transaction_that_waits_for_its_turn_when_its_loop_ends_is_made_another_time(

@@ -78,7 +78,7 @@ def test_rows_and_outcomes_commit_together(kd: killick.Client, own: Own) -> None
     assert kd.run(payer, "ann", id="a") == 6
     assert kd.run(payer, "ann", id="a") == 6
     assert paid(own) == [("ann", 1), ("ann", 2), ("ann", 3)]
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_many_runs_at_once_each_have_theirs(kd: killick.Client, own: Own) -> None:
@@ -87,7 +87,7 @@ def test_many_runs_at_once_each_have_theirs(kd: killick.Client, own: Own) -> Non
 
     assert asyncio.run(all_of_them()) == [6] * 8
     assert len(paid(own)) == 24
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_other_runs_go_on_while_a_transaction_is_open(kd: killick.Client, own: Own) -> None:
@@ -137,7 +137,7 @@ def test_what_a_tool_or_its_database_refuses_takes_everything_back(kd: killick.C
     with pytest.raises(killick.RunFailed):
         kd.run(failing, id="a")
     assert (paid(own), outcomes(kd, "a")) == ([], ["refused"])
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_a_conflict_with_another_transaction_is_tried_again(kd: killick.Client, own: Own) -> None:
@@ -202,7 +202,7 @@ def test_a_connection_that_is_lost_before_the_commit_interrupts_the_run_which_go
     assert paid(own) == []
     assert kd.run(cut, id="a") == 1
     assert paid(own) == [("ann", 1)]
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_a_tool_that_ends_its_transaction_is_in_doubt_and_a_person_is_asked(kd: killick.Client, own: Own) -> None:
@@ -252,7 +252,7 @@ def test_start_send_and_answer_happen_with_the_callers_own_rows(kd: killick.Clie
         with pytest.raises(AlreadyAnswered, match="bob"):
             kd.answer("a", "reject", by="cyd", tx=own)
     assert kd.run(asks, "ann", id="a") == "good approve"
-    assert kd.verify().holds
+    assert kd.store.verify().holds
 
 
 def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: killick.Client, own: Own) -> None:

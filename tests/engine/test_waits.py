@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -201,7 +201,7 @@ def test_r25_nothing_is_recorded_or_applied_while_code_unwinds(
         before += ["cancel.requested", "run.cancelled"]
     else:
         other = processes.new()
-        other.set("r", x=1)
+        other.edit.set("r", x=1)
         before += ["context.changed"]
         kd.advance("r")  # finds that the head moved, and drops what it had in memory
     assert DONE == []
@@ -826,7 +826,7 @@ def test_r26_messages_that_are_there_already_are_taken_in_far_fewer_commits(
         monkeypatch.setattr(SqliteStore, "append", counted)
         assert kd.run(takes_many, 300, id="r") == [*range(300)]
         assert kd.runtime.store.inbox("r") == []
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
     assert len(commits) < 150
 
 
@@ -1006,8 +1006,8 @@ def test_r26_commands_on_a_run_that_nobody_holds_are_appended_at_once(processes:
     kd = processes.new()
     park(kd, commanded)
     before = kinds(kd, "r")
-    kd.set("r", by="ann", x=1)
-    kd.prioritize("r", 7, by="ann")
+    kd.edit.set("r", by="ann", x=1)
+    kd.edit.prioritize("r", 7, by="ann")
     kd.pause("r", by="ann", because="lunch")
     assert record(kd, "r")[-3:] == ["context.changed", "run.prioritized", "run.paused"]
     assert len(kinds(kd, "r")) == len(before) + 3
@@ -1018,6 +1018,11 @@ def test_r26_commands_on_a_run_that_nobody_holds_are_appended_at_once(processes:
         kd.run(commanded, id="r")
     assert kd.resume("r", by="bob") == "resumed"
     assert kd.run(commanded, id="r") == ["approve", {"x": 1}]
+
+
+def command_of(kd: killick.Client, command: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(kd if command in ("pause", "cancel") else kd.edit, command)
+    return found
 
 
 @pytest.mark.parametrize("command", ["pause", "cancel", "set", "prioritize"])
@@ -1049,7 +1054,7 @@ def test_r26_commands_on_a_held_run_come_through_the_inbox_and_are_obeyed(proces
     assert started.wait(300)
     commander = processes.new()
     options: dict[str, Any] = {"set": {"x": 1}, "prioritize": {"priority": 7}}.get(command, {})
-    getattr(commander, command)("r", by="ann", **options)
+    command_of(commander, command)("r", by="ann", **options)
     asyncio.run(asyncio.wait_for(taken(processes), 300))
     go.set()
     thread.join(300)
@@ -1073,9 +1078,9 @@ def test_r26_commands_on_an_unknown_or_ended_run_are_refused_and_change_nothing(
     before = kinds(kd, "r")
     options: dict[str, Any] = {"set": {"x": 1}, "prioritize": {"priority": 7}}.get(command, {})
     with pytest.raises(RunUnknown):
-        getattr(kd, command)("nobody", **options)
+        command_of(kd, command)("nobody", **options)
     with pytest.raises(AnswerRefused, match="completed"):
-        getattr(kd, command)("r", **options)
+        command_of(kd, command)("r", **options)
     with pytest.raises(RunUnknown):
         kd.resume("nobody")
     with pytest.raises(AnswerRefused):
@@ -1181,7 +1186,7 @@ def test_r27_a_run_is_busy_while_its_holder_lives_and_is_taken_over_at_once_when
             assert kd.run(agent, id="r") == [0, 1]
             assert DONE == [0, 1]
             assert [taken.event.epoch for taken in told(kd, "r", e.RunTaken)] == [1, 2]
-            assert kd.verify().problems == []
+            assert kd.store.verify().problems == []
 
 
 def test_r27_two_clients_of_one_file_do_not_share_a_run(tmp_path: Path) -> None:
@@ -1227,7 +1232,7 @@ def test_r30_an_edit_becomes_visible_when_a_step_returns_and_there_again_on_repl
 
     @killick.tool(effect="reads", name="edits_meanwhile")
     async def edits() -> None:
-        processes.new().set("r", by="ann", amount=7)
+        processes.new().edit.set("r", by="ann", amount=7)
         await taken(processes)
 
     @killick.agent(name="edited_meanwhile", context=Claim)
@@ -1246,7 +1251,7 @@ def test_r30_an_edit_becomes_visible_when_a_step_returns_and_there_again_on_repl
 
     kd = processes.new()
     park(kd, agent)
-    kd.set("r", by="bob", amount=9)
+    kd.edit.set("r", by="bob", amount=9)
     kd.answer("r", "approve")
     assert processes.new().run(agent, id="r") == 9
     assert seen[1][:4] == seen[0][:4]
@@ -1267,10 +1272,10 @@ def test_r30_an_edit_of_a_run_that_waits_is_not_visible_before_the_wait_returns(
 
     kd = processes.new()
     park(kd, agent)
-    kd.set("r", a=2)
+    kd.edit.set("r", a=2)
     kd.answer("r", "approve")
     park(processes.new(), agent)
-    kd.set("r", a=3)
+    kd.edit.set("r", a=3)
     kd.answer("r", "approve")
     assert processes.new().run(agent, id="r") == 3
     assert seen == [1, 1, 2, 1, 2]
@@ -1285,7 +1290,7 @@ def test_r30_update_names_the_version_it_saw(processes: Processes) -> None:
 
     kd = processes.new()
     park(kd, agent)
-    kd.set("r", by="ann", amount=10)
+    kd.edit.set("r", by="ann", amount=10)
     kd.answer("r", "approve")
     processes.new().run(agent, id="r")
     changes = [(change.event.version, change.event.saw, change.event.by) for change in told(kd, "r", e.ContextChanged)]
@@ -1299,7 +1304,7 @@ def test_r30_an_update_made_before_an_edit_was_seen_names_the_older_version(proc
 
     @killick.tool(effect="reads", name="edits_by_another")
     async def edits() -> None:
-        processes.new().set("r", by="ann", amount=10)
+        processes.new().edit.set("r", by="ann", amount=10)
         await taken(processes)
         edited.set()
         await asyncio.sleep(0.02)
@@ -1351,7 +1356,7 @@ def test_r30_an_edit_that_does_not_fit_is_refused_to_whoever_makes_it(
     park(kd, agent)
     before = kinds(kd, "r")
     with pytest.raises(ValueRefused):
-        kd.set("r", **wrong)
+        kd.edit.set("r", **wrong)
     assert kinds(kd, "r") == before
     kd.answer("r", "approve")
     assert processes.new().run(agent, id="r") == 0
@@ -1368,7 +1373,7 @@ def test_r30_an_untyped_context_is_a_document_with_attributes(processes: Process
 
     kd = processes.new()
     park(kd, agent)
-    kd.set("r", unset=["a"], z=26)
+    kd.edit.set("r", unset=["a"], z=26)
     kd.answer("r", "approve")
     with pytest.raises(killick.RunFailed, match="'a'"):
         processes.new().run(agent, id="r")
@@ -1416,7 +1421,7 @@ def test_r30_migrations_reach_what_old_code_and_people_changed(processes: Proces
 
     kd = processes.new()
     park(kd, old)
-    kd.set("r", amount=6)
+    kd.edit.set("r", amount=6)
     kd.answer("r", "approve")
 
     def rename(document: dict[str, Any]) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def ran(kd: killick.Client, run: str) -> list[Row]:
 
 def verified(out: int) -> None:
     with killick.open(WHERE["url"]) as kd:
-        os.write(out, f"{[str(problem) for problem in kd.verify().problems]}\n".encode())
+        os.write(out, f"{[str(problem) for problem in kd.store.verify().problems]}\n".encode())
 
 
 def done(life: Life, where: str) -> int:

@@ -96,7 +96,7 @@ class _Around:
         kd.undo(run, str(self.chance.randint(1, 4)), by="mia")
 
     def know(self, kd: killick.Client, run: str) -> None:
-        kd.set(run, by="mia", frozen=self.chance.random() < 0.5)
+        kd.edit.set(run, by="mia", frozen=self.chance.random() < 0.5)
 
 
 def _plan(chance: Random, stage: Stage, depth: int) -> Plan:

@@ -189,7 +189,7 @@ def the_context_made_to_fit(stage: Stage) -> Tried:
         told = go(kd, "schemer", plan, "r")
         assert told[1].startswith("rejected"), told
         with contextlib.suppress(killick.KillickError):
-            kd.set("r", by="mia", approved=True)
+            kd.edit.set("r", by="mia", approved=True)
         assert law.paid(stage.grounds) == []
         return law.on_record(kd, *kin(kd, "r"))
 

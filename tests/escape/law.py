@@ -83,7 +83,7 @@ def on_record(kd: killick.Client, *runs: str) -> Tried:
     found = Tried(0)
     for run in runs:
         found += _recorded(kd, run)
-        report = kd.verify(run)
+        report = kd.store.verify(run)
         assert not report.problems, [str(problem) for problem in report.problems]
         judged = kd.rejudge(run)
         assert judged.agrees, [(run, each.seq, each.step, each.then, each.now) for each in judged.changes]

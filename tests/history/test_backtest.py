@@ -452,7 +452,7 @@ class Office:
             self.kd.answer(wait.id, verb, value=value, by=self.draw.choice(wait.may or ("mia",)))
         if self.draw.random() < 0.3:
             with contextlib.suppress(killick.KillickError):
-                self.kd.set(run, ready=self.draw.random() < 0.7, note=self.draw.randint(1, 9), by="mia")
+                self.kd.edit.set(run, ready=self.draw.random() < 0.7, note=self.draw.randint(1, 9), by="mia")
         if wait.run != run:
             self.kd.advance(wait.run)
 

@@ -227,7 +227,7 @@ def test_only_a_run_that_went_on_is_read_again(kd: Client, monkeypatch: pytest.M
     first = lines.lines(rows, kd.runtime.clock.now_us())
     assert lines.lines(rows, kd.runtime.clock.now_us()) == first
     assert sorted(opened) == ["ada", "bob"]
-    kd.note("bob", "look here", by="max")
+    kd.edit.note("bob", "look here", by="max")
     lines.lines(kd.runtime.store.runs(RunQuery()), kd.runtime.clock.now_us())
     assert sorted(opened) == ["ada", "bob", "bob"]
 
@@ -291,7 +291,7 @@ def test_a_run_is_found_by_the_tag_while_it_asks_somebody_and_no_longer(kd: Clie
     kd.advance("bob")
     assert asking() == ["doubt"]
     assert [kd.info(run).tags for run in ("doubt", "ada")] == [(), ()]
-    assert [problem.what for problem in kd.verify().problems] == []
+    assert [problem.what for problem in kd.store.verify().problems] == []
 
 
 def test_a_run_that_was_rewound_to_before_it_asked_asks_nobody(kd: Client) -> None:

@@ -135,7 +135,7 @@ def a_run(processes: Processes, seed: int) -> tuple[killick.Client, str]:
             case "undo" if done := [step for step in fold.steps if step.name == "sec_say" and step.status == "done"]:
                 _tried(kd.undo, run, chance.choice(done).id, by="mia")
             case "note":
-                _tried(kd.note, run, "looked at it", by="mia")
+                _tried(kd.edit.note, run, "looked at it", by="mia")
             case "pause":
                 _tried(kd.pause, run, by="mia", because="for a while")
             case _:

@@ -187,8 +187,8 @@ def test_people_and_processes_are_moments_of_the_run(processes: Processes) -> No
     assert paused.held_back is not None
     assert paused.held_back.data == {"because": "closing"}
     kd.resume("r", by="ops")
-    kd.prioritize("r", 5, by="ops")
-    kd.set("r", by="ops", limit=9)
+    kd.edit.prioritize("r", 5, by="ops")
+    kd.edit.set("r", by="ops", limit=9)
     kd.advance("r")
     tl = timeline(kd.runtime.log, "r")
     assert tl.held_back is None
@@ -469,7 +469,7 @@ def test_a_question_that_is_passed_on_is_a_wait_for_each_who_were_asked(processe
 
 def test_a_step_that_somebody_skipped_says_who(processes: Processes) -> None:
     kd = asked(processes)
-    kd.skip("r", "1", by="ops", because="it is late")
+    kd.edit.skip("r", "1", by="ops", because="it is late")
     kd.advance("r")
     step = found(timeline(kd.runtime.log, "r"), "1")
     assert (step.is_skipped, step.ended_by, step.waits[-1].how) == (True, "ops", "voided")

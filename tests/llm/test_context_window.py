@@ -97,7 +97,7 @@ def test_a_run_shows_what_the_model_saw_at_every_call(provider: Provider, proces
     assert {"repeated", "found", "called"} < hows
     because = {each.event.because for each in told(kd, "r", page_events.PageEvicted)}
     assert {"budget", "unused"} <= because
-    assert not kd.verify().problems
+    assert not kd.store.verify().problems
 
 
 def test_what_is_decided_of_a_window_stands_before_the_step_that_follows_it(processes: Processes, far: Far) -> None:

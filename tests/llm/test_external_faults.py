@@ -136,7 +136,7 @@ def tried(way: Callable[[killick.Client], Any], inner: Store, **fault: Any) -> i
     assert max(PAID.values()) == 1, f"{PAID}: {told}"
     assert sorted(BOOKS.values()) == [1, 2, 3]
     operations = store.operations
-    assert plain.verify().problems == []
+    assert plain.store.verify().problems == []
     await_release(inner, told)
     closing = threading.Thread(target=kd.close, daemon=True)
     closing.start()

@@ -61,7 +61,7 @@ def test_a_conversation_is_one_run_and_goes_on_after_a_restart(here: Desk, shape
         assert asked(kd, second) == [1 + plus, 3 + plus, 5 + plus]
         assert kinds(kd, first).count("run.resumed") == 1
         assert kinds(kd, first)[-1] == "run.completed"
-        assert not kd.verify().problems
+        assert not kd.store.verify().problems
 
 
 def test_a_history_that_was_edited_starts_a_run_that_names_the_one_it_left(here: Desk) -> None:

@@ -99,7 +99,7 @@ def test_over_many_turns_every_request_is_valid_and_within_the_budget(here: Desk
         sent = [data["arguments"] for _, _, data in told(kd, run, e.StepIntended)]
         assert sent == here.provider.bodies, "on record is what really went out"
         assert told(kd, run, page_events.PageEvicted)
-        assert not kd.verify(run).problems
+        assert not kd.store.verify(run).problems
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_many_agents_at_once_keep_their_own_conversations(here: Desk) -> None:
         for row in rows:
             sent = json.dumps([data["arguments"]["messages"] for _, _, data in told(kd, row.id, e.StepIntended)])
             assert len(set(re.findall(r"agent (\d)", sent))) == 1
-        assert not kd.verify().problems
+        assert not kd.store.verify().problems
 
 
 def asks_back(*names: str) -> Any:

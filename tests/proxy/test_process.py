@@ -128,7 +128,7 @@ def test_a_killed_proxy_goes_on_with_the_same_run_and_the_same_bytes(tmp_path: P
             assert outcomes.count("returned") == 31
             assert outcomes.count("unknown") == 3
             assert kinds(kd, run)[-1] == "run.completed"
-            assert not kd.verify(run).problems
+            assert not kd.store.verify(run).problems
 
 
 @each_form

@@ -90,7 +90,7 @@ def ended(kd: killick.Client, run: str = "r") -> bytes:
         kd.run(again_agent, 1, id=run)
     kd.send(run, "go", "now")
     kd.run(again_agent, 1, id=run)
-    data = kd.export(run)
+    data = kd.store.export(run)
     world.clear()
     return data
 
@@ -114,7 +114,7 @@ def test_a_run_that_was_rewound_is_replayed_in_its_current_timeline(kd: killick.
     kd.rewind("r", "3:before")
     kd.advance("r")
     world.clear()
-    assert agrees(kd.export("r")).result == ["again", "paid 1", 2, "now", "paid 2"]
+    assert agrees(kd.store.export("r")).result == ["again", "paid 1", 2, "now", "paid 2"]
 
 
 def test_a_fork_is_replayed_with_what_was_changed_in_it(kd: killick.Client) -> None:
@@ -122,7 +122,7 @@ def test_a_fork_is_replayed_with_what_was_changed_in_it(kd: killick.Client) -> N
     fork = kd.fork("r", "1:after", output={"1": {"n": 1, "status": "down"}}, effects="live")
     kd.advance(fork.id)
     world.clear()
-    replayed = agrees(kd.export(fork.id))
+    replayed = agrees(kd.store.export(fork.id))
     assert replayed.played[0].output == {"n": 1, "status": "down"}
     assert replayed.result[1] == "paid 0"
 
@@ -132,7 +132,7 @@ def test_a_fork_inside_parallel_work_is_replayed_with_what_its_siblings_keep(kd:
     fork = kd.fork("r", "4.1.1:before", effects="live")
     kd.advance(fork.id)
     world.clear()
-    agrees(kd.export(fork.id))
+    agrees(kd.store.export(fork.id))
 
 
 def test_a_fork_of_a_fork_that_leaves_it_before_its_own_first_event_is_exported_and_replayed(
@@ -144,26 +144,26 @@ def test_a_fork_of_a_fork_that_leaves_it_before_its_own_first_event_is_exported_
     for place in ("1:before", "3:after"):
         twice = kd.fork(fork.id, place, effects="live")
         assert kd.runtime.log.head(twice.id).base <= kd.runtime.log.head(fork.id).base
-        for data in (kd.export(twice.id), kd.export(twice.id, redact=True)):
+        for data in (kd.store.export(twice.id), kd.store.export(twice.id, redact=True)):
             assert verify(Log(load(data).store)).problems == []
             assert followed(data).outcome == "beyond"
         kd.advance(twice.id)
         world.clear()
-        agrees(kd.export(twice.id))
+        agrees(kd.store.export(twice.id))
 
 
 def test_a_step_that_was_undone_by_hand_does_not_disturb_a_replay(kd: killick.Client) -> None:
     ended(kd)
     kd.undo("r", "3")
     world.clear()
-    assert agrees(kd.export("r")).result == ["again", "paid 1", 2, "now", "paid 2"]
+    assert agrees(kd.store.export("r")).result == ["again", "paid 1", 2, "now", "paid 2"]
 
 
 def test_what_a_fork_goes_on_with_is_named_and_not_done(kd: killick.Client) -> None:
     ended(kd)
     fork = kd.fork("r", "3:before")
     world.clear()
-    replayed = followed(kd.export(fork.id))
+    replayed = followed(kd.store.export(fork.id))
     assert (replayed.outcome, replayed.beyond) == ("beyond", "step 3: tool again_pay(n=1)")
     assert world == []
 
@@ -177,7 +177,7 @@ async def again_parent(run: killick.Run) -> list[Any]:
 def test_a_child_is_in_the_file_if_asked_for_and_replayed_by_its_name(kd: killick.Client) -> None:
     kd.run(again_parent, id="p")
     world.clear()
-    alone, family = kd.export("p"), kd.export("p", children=True)
+    alone, family = kd.store.export("p"), kd.store.export("p", children=True)
     assert (read(alone).runs, read(family).runs) == (("p",), ("p", "p/1"))
     assert (read(alone).header.version, read(family).header.version) == (1, 2)
     assert verify(Log(load(family).store)).runs == 2
@@ -199,7 +199,7 @@ async def again_renewing(run: killick.Run, n: int) -> str:
 
 def test_a_run_that_was_renewed_is_replayed_log_by_log(kd: killick.Client) -> None:
     assert kd.run(again_renewing, 0, id="n") == "2"
-    logs = [kd.export(run) for run in ("n", "n+2", "n+3")]
+    logs = [kd.store.export(run) for run in ("n", "n+2", "n+3")]
     world.clear()
     assert [agrees(data, again_renewing).result for data in logs] == [None, None, "2"]
     now.add("leaps")
@@ -218,7 +218,7 @@ async def again_machine(run: killick.Run, state: dict[str, Any]) -> Any:
 
 def test_a_machine_is_stopped_at_a_transition_or_inside(kd: killick.Client) -> None:
     kd.run(again_machine, {"n": 0, "seen": []}, id="m")
-    data = kd.export("m")
+    data = kd.store.export("m")
     world.clear()
     assert agrees(data, again_machine).result == ["up", "up", "up"]
     for to, last in (("2", "2"), ("2.1", "2.1"), ("3:before", "2"), ("3.1:before", "2")):
@@ -242,7 +242,7 @@ def test_what_was_done_in_transactions_is_replayed_and_not_done_again(tmp_path: 
     with killick.open(str(tmp_path / "killick.db")) as kd:
         kd.run(again_books, id="t")
         world.clear()
-        assert agrees(kd.export("t"), again_books).result == 9
+        assert agrees(kd.store.export("t"), again_books).result == 9
     assert world == []
 
 
@@ -299,7 +299,7 @@ def test_it_stops_at_a_step_before_or_after_its_outcome(
     data = ended(kd) if agent is again_agent else b""
     if agent is again_blocking:
         kd.run(again_blocking, 3, id="b")
-        data = kd.export("b")
+        data = kd.store.export("b")
         world.clear()
     replayed = followed(data, agent, to=to)
     assert replayed.outcome == "stopped"
@@ -363,7 +363,7 @@ def test_threads_and_tasks_that_the_code_starts_are_stopped_and_named(
 ) -> None:
     path = tmp_path / "stray"
     kd.run(again_strays, str(path), id="s")
-    data = kd.export("s")
+    data = kd.store.export("s")
     assert followed(data, again_strays).outcome == "agrees"
     now.add(how)
     replayed = followed(data, again_strays)
@@ -383,7 +383,7 @@ def test_reading_a_file_is_told_and_does_not_stop_the_code(kd: killick.Client) -
         return 3
 
     kd.run(again_reader, id="s")
-    replayed = followed(kd.export("s"), again_reader)
+    replayed = followed(kd.store.export("s"), again_reader)
     assert replayed.outcome == "agrees"
     assert [(stray.reads, stray.file) for stray in replayed.strays] == [(True, __file__)]
 

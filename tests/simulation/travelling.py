@@ -369,7 +369,7 @@ class Journey:
         plain = {run: plainly(self.store, run) for run in self.runs()}
         for run, told in plain.items():
             yield from self._wrong_states(run, told)
-        yield from (f"verify: {problem}" for problem in self.kd.verify().problems)
+        yield from (f"verify: {problem}" for problem in self.kd.store.verify().problems)
         yield from self._wrong_books(plain)
         yield from self._wrong_replays()
 
@@ -434,7 +434,7 @@ class Journey:
         try:
             for run in self.runs():
                 state = self.kd.state(run)
-                played = replay(self.kd.export(run), AGENTS[state.agent], check=False, seconds=3)
+                played = replay(self.kd.store.export(run), AGENTS[state.agent], check=False, seconds=3)
                 if state.status == "cancelled":
                     # Where somebody called it off, code may have gone on; it must only agree as far as it went.
                     yield from [f"{run}: replay parts: {played.divergence}"] if played.divergence else []

@@ -36,7 +36,7 @@ def _judged(setting: Setting, played: Played) -> dict[str, Any]:
     world = json.loads(asyncio.run(errands.asked({"do": "tell"})))
     counts: Counter[str] = Counter()
     with killick.open(setting.url) as kd:
-        wrong = [*_runs(kd, setting, world, counts), *map(str, kd.verify().problems)]
+        wrong = [*_runs(kd, setting, world, counts), *map(str, kd.store.verify().problems)]
     wrong += _requests(played, world["requests"], counts)
     wrong += _frozen(played, counts)
     wrong += [

@@ -322,7 +322,7 @@ def _meddled(kd: killick.Client, chance: random.Random) -> None:
     elif act < 0.95:
         kd.advance(run)
     else:
-        kd.retry(run, step)
+        kd.edit.retry(run, step)
 
 
 def reply(kd: killick.Client, wait: Any, *, stop: bool = False) -> None:
@@ -478,7 +478,7 @@ def judged(counts: Counter[str]) -> Iterator[str]:
             elif row.status == "failed":
                 failure = state.data(state.fold.facts.ended)["failure"]
                 counts[f"failed: {json.dumps(failure)[:120]}"] += 1
-        yield from map(str, kd.verify().problems)
+        yield from map(str, kd.store.verify().problems)
     for key in by_key:
         if not said[key] - {"did_not_happen"}:
             yield f"{key}: done, and the record says {said[key] or 'nothing'}"

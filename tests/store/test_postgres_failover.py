@@ -89,7 +89,7 @@ def test_a_step_that_runs_while_its_record_is_lost_is_taken_up_again_and_its_log
             GOES_ON.set()
             await kd.send("long", "go", None, id="go")
             await asyncio.wait_for(handle.result(), 300)
-            assert (await kd.verify()).problems == []
+            assert (await kd.store.verify()).problems == []
 
     with servers.Pair(synchronous=False) as pair:
         asyncio.run(story(pair))
@@ -114,7 +114,7 @@ def test_what_an_asynchronous_replica_had_not_received_happens_again_under_the_s
             await asyncio.to_thread(pair.restart)
             with pytest.raises(RunUnknown):
                 await kd.state("lost")
-            assert (await kd.verify()).problems == []
+            assert (await kd.store.verify()).problems == []
             # People and programs repeat what was lost: its acknowledgement says no more than the replica knew.
             await kd.send("kept", "go", None, id="go")
             again = await kd.start(order, "lost", id="lost")
@@ -122,7 +122,7 @@ def test_what_an_asynchronous_replica_had_not_received_happens_again_under_the_s
             for run in ("kept", "lost"):
                 await kd.send(run, "done", 7, id="done")
             results = [await asyncio.wait_for(each.result(), 300) for each in (kept, again)]
-            assert (await kd.verify()).problems == []
+            assert (await kd.store.verify()).problems == []
         return [number for result in results for number in result]
 
     with servers.Pair(synchronous=False) as pair:

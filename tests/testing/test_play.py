@@ -223,7 +223,7 @@ def test_a_crash_drops_what_is_in_memory_and_the_run_goes_on_from_the_store(agen
         t.crash()
         assert t.result().startswith("a.pdf, paid")
         assert len(t.calls(played_fetch)) == 1, "what is on record is not called again"
-        assert not t.client.verify().problems
+        assert not t.client.store.verify().problems
 
 
 def test_a_crash_before_the_call_leaves_an_effect_in_doubt() -> None:

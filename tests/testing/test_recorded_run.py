@@ -113,7 +113,7 @@ def reviewed(kd: killick.Client, *, to_its_end: bool = True) -> bytes:
     if to_its_end:
         kd.answer("r", "approve", by="ann")
         kd.run(replay_review, 7, id="r")
-    data = kd.export("r")
+    data = kd.store.export("r")
     world.clear()
     return data
 
@@ -149,7 +149,7 @@ def test_a_run_that_waits_is_replayed_to_its_wait(kd: killick.Client) -> None:
 def test_an_answer_that_the_run_has_not_taken_is_not_given_to_it(kd: killick.Client) -> None:
     reviewed(kd, to_its_end=False)
     kd.answer("r", "approve", by="ann")
-    assert replay(kd.export("r"), replay_review).status == "waiting"
+    assert replay(kd.store.export("r"), replay_review).status == "waiting"
 
 
 def test_a_file_is_replayed_by_its_path_and_a_broken_one_refused(kd: killick.Client, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def replay_blocking(run: killick.SyncRun, n: int) -> str:
 
 def test_blocking_agents_are_replayed_too(kd: killick.Client) -> None:
     kd.run(replay_blocking, 5, id="b")
-    data = kd.export("b")
+    data = kd.store.export("b")
     world.clear()
     assert replay(data, replay_blocking).result == "paid 50"
     now.add("extra")
@@ -279,7 +279,7 @@ async def replay_ends(run: killick.Run) -> str:
 )
 def test_every_sort_of_step_that_is_not_on_record_is_refused(kd: killick.Client, what: str, call: str) -> None:
     kd.run(replay_ends, id="r")
-    data = kd.export("r")
+    data = kd.store.export("r")
     world.clear()
     now.add(what)
     error = parted(data, replay_ends)
@@ -290,7 +290,7 @@ def test_every_sort_of_step_that_is_not_on_record_is_refused(kd: killick.Client,
 def test_code_that_ends_early_parts(kd: killick.Client) -> None:
     now.add("decides")
     kd.run(replay_ends, id="r")
-    data = kd.export("r")
+    data = kd.store.export("r")
     world.clear()
     now.clear()
     assert "at step 2 the log has decision" in str(parted(data, replay_ends))
@@ -305,12 +305,12 @@ def test_code_that_never_comes_to_its_end_is_given_up(kd: killick.Client) -> Non
         return "done"
 
     with pytest.raises(ReplayDiverged, match=r"did not end within 0\.2 s"):
-        replay(kd.export("r"), hangs, seconds=0.2)
+        replay(kd.store.export("r"), hangs, seconds=0.2)
 
 
 def test_code_that_touches_the_world_by_itself_is_stopped_and_named(kd: killick.Client, tmp_path: Path) -> None:
     kd.run(replay_ends, id="r")
-    data = kd.export("r")
+    data = kd.store.export("r")
 
     @killick.agent(name="replay_ends")
     async def strays(run: killick.Run) -> str:
@@ -340,7 +340,7 @@ def test_code_that_touches_the_world_by_itself_is_stopped_and_named(kd: killick.
 def test_another_agent_is_refused(kd: killick.Client) -> None:
     kd.run(replay_ends, id="r")
     with pytest.raises(RunMismatch):
-        replay(kd.export("r"), replay_child)
+        replay(kd.store.export("r"), replay_child)
 
 
 # failures -----------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ async def replay_fails(run: killick.Run, n: int) -> str:
 def failed(kd: killick.Client) -> bytes:
     with pytest.raises(killick.RunFailed):
         kd.run(replay_fails, 7, id="f")
-    data = kd.export("f")
+    data = kd.store.export("f")
     world.clear()
     return data
 
@@ -405,7 +405,7 @@ def test_a_step_that_failed_fails_again(kd: killick.Client) -> None:
 
     with pytest.raises(killick.RunFailed):
         kd.run(replay_unpaid, id="u")
-    data = kd.export("u")
+    data = kd.store.export("u")
     world.clear()
     replayed = replay(data, replay_unpaid)
     assert replayed.failure is not None
@@ -442,7 +442,7 @@ def counted(kd: killick.Client) -> bytes:
     kd.send("m", "go")
     with contextlib.suppress(killick.RunFailed):
         kd.run(replay_counter, Count(), id="m")
-    data = kd.export("m")
+    data = kd.store.export("m")
     world.clear()
     return data
 
@@ -475,9 +475,9 @@ def test_a_machine_that_failed_fails_again(kd: killick.Client) -> None:
 def test_a_paused_run_is_replayed_as_far_as_it_came(kd: killick.Client) -> None:
     reviewed(kd, to_its_end=False)
     kd.pause("r", by="ann")
-    assert replay(kd.export("r"), replay_review).status == "paused"
+    assert replay(kd.store.export("r"), replay_review).status == "paused"
     now.add("amount")
-    parted(kd.export("r"))
+    parted(kd.store.export("r"))
 
 
 def test_a_cancelled_run_is_replayed_up_to_where_it_was_cancelled(kd: killick.Client) -> None:
@@ -485,7 +485,7 @@ def test_a_cancelled_run_is_replayed_up_to_where_it_was_cancelled(kd: killick.Cl
     kd.cancel("r", by="ann")
     with pytest.raises(killick.errors.RunCancelled):
         kd.run(replay_review, 7, id="r")
-    data = kd.export("r")
+    data = kd.store.export("r")
     assert replay(data, replay_review).status == "cancelled"
     now.add("amount")
     parted(data)
@@ -496,7 +496,7 @@ def test_a_run_that_diverged_is_replayed_with_the_code_that_is_mended(kd: killic
     now.add("amount")
     with pytest.raises(RunDiverged):
         killick.Client(kd.runtime.store, clock=kd.runtime.clock).run(replay_review, 7, id="r")
-    data = kd.export("r")
+    data = kd.store.export("r")
     parted(data)
     now.clear()
     assert replay(data, replay_review).beyond is None
@@ -524,7 +524,7 @@ def test_a_run_whose_process_died_is_replayed_to_the_end_of_its_record(store: St
             Entry(e.AttemptStarted(at=1, step="1", attempt=1, key="k1", epoch=log.epoch)),
             Entry(e.AttemptEnded(at=1, step="1", attempt=1, outcome="returned"), {"output": 10}),
         )
-        replayed = replay(kd.export("d"), replay_died)
+        replayed = replay(kd.store.export("d"), replay_died)
         assert (replayed.status, replayed.beyond) == ("running", "step 2: tool replay_dies(n=2)")
         assert world == []
 
@@ -543,10 +543,10 @@ def test_an_attempt_in_doubt_is_neither_made_again_nor_looked_into(store: Store)
             kd.run(replay_doubted, id="d")
         asked = next(r.seq for r in kd.events("d") if isinstance(r.event, e.WaitOpened))
         world.clear()
-        assert replay(kd.export("d"), replay_doubted).status == "waiting"
+        assert replay(kd.store.export("d"), replay_doubted).status == "waiting"
         cut = fork_of(kd.runtime.log, e.RunForked(at=1, run="f", parent="d", cut=asked - 1, generation=1))
         assert cut.seq == asked
-        replayed = replay(kd.export("f"), replay_doubted)
+        replayed = replay(kd.store.export("f"), replay_doubted)
         assert replayed.beyond is not None
         assert world == []
 
@@ -564,7 +564,7 @@ def test_a_run_in_backoff_is_replayed_without_waiting(store: Store) -> None:
         kd.start(replay_patient, id="p")
         kd.advance("p")
         assert kd.info("p").status == "waiting"
-        assert replay(kd.export("p"), replay_patient, seconds=5).status == "waiting"
+        assert replay(kd.store.export("p"), replay_patient, seconds=5).status == "waiting"
 
 
 # other timelines, secrets -------------------------------------------------------------------------
@@ -590,7 +590,7 @@ def test_a_run_that_was_taken_back_is_replayed_in_its_last_timeline(kd: killick.
     broken.clear()
     kd.resume("w")
     assert kd.run(replay_rewound, id="w") == "open"
-    data = kd.export("w")
+    data = kd.store.export("w")
     world.clear()
     assert replay(data, replay_rewound).result == "open"
     assert world == []
@@ -600,10 +600,10 @@ def test_a_fork_is_replayed_from_the_beginning_of_what_it_stands_on(kd: killick.
     reviewed(kd)
     cut = next(r.seq for r in kd.events("r") if isinstance(r.event, e.WaitClosed) and r.event.by == "ann") - 1
     fork_of(kd.runtime.log, e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
-    replayed = replay(kd.export("f"), replay_review)
+    replayed = replay(kd.store.export("f"), replay_review)
     assert replayed.divergence is None
     now.add("amount")
-    assert "replay_pay(amount=107)" in str(parted(kd.export("f")))
+    assert "replay_pay(amount=107)" in str(parted(kd.store.export("f")))
 
 
 def test_secrets_are_the_same_under_the_key_of_their_store(kd: killick.Client) -> None:
@@ -616,7 +616,7 @@ def test_secrets_are_the_same_under_the_key_of_their_store(kd: killick.Client) -
         return await run.call(replay_login, killick.Secret("hunter2"))
 
     kd.run(replay_secretive, id="s")
-    data = kd.export("s")
+    data = kd.store.export("s")
     assert b"hunter2" not in data
     assert replay(data, replay_secretive, secret_key=kd.runtime.store.secret_key).result == "in"
     with pytest.raises(ReplayDiverged):

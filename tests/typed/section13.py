@@ -11,6 +11,8 @@ from uuid import UUID
 import killick
 from killick.engine.outcome import RunOutcome
 from killick.llm.loop import LoopResult
+from killick.log import Report
+from killick.triggers import TriggerInfo
 
 
 @dataclass
@@ -257,7 +259,9 @@ def main(claim: Claim) -> Iterator[str]:
         kd.send("claim_review_001", "paid", Receipt("17"), id="order-17")
         kd.say("claim_review_001", "hurry")
         kd.pause("claim_review_001", because="lunch")
-        kd.set("claim_review_001", route="auto", by="ann")
+        assert_type(kd.edit.set("claim_review_001", route="auto", by="ann"), str)
+        assert_type(kd.store.verify(), Report)
+        assert_type(kd.triggers.fire("nightly", input=17), str)
         kd.cancel("claim_review_001", compensate=True)
         assert_type(kd.advance("claim_review_001"), RunOutcome)
 
@@ -275,6 +279,9 @@ async def serve(claim: Claim) -> Verdict:
         forked = await kd.fork(handle.id, "1:before")
         assert_type(forked, killick.AsyncHandle[Any])
         assert_type((await kd.find.calls("send_email"))[0].tool, str)
+        assert_type(await kd.edit.skip("claim_review_001", "6"), str)
+        assert_type(await kd.store.verify(), Report)
+        assert_type(await kd.triggers.list(), Sequence[TriggerInfo])
         verdict = await kd.run(review, claim)
         assert_type(verdict, Verdict)
         return verdict

@@ -348,7 +348,7 @@ def test_a_run_with_thousands_of_open_questions_is_shown_in_part(at_desk: Desk) 
 
 def test_a_huge_value_makes_no_huge_page(at_desk: Desk) -> None:
     run = at_desk.at(desk.asks, "?")
-    at_desk.kd.set(run, big="x" * 3_000_000, by="mia")
+    at_desk.kd.edit.set(run, big="x" * 3_000_000, by="mia")
     for path in ("", "/act", "/moments", "/events"):
         assert len(at_desk.page(f"/runs/{run}{path}")) < 500_000, path
 

@@ -207,7 +207,7 @@ def test_the_fragment_says_with_sign_and_colour_what_was_and_what_is(web: TestCl
 
 def test_nothing_that_an_agent_wrote_gets_out_of_its_text(kd: killick.Client, web: TestClient) -> None:
     hostile: dict[str, Any] = {"<img src=x onerror=alert(1)>": "</pre><script>alert(1)</script>"}
-    kd.set("r/1", by="ann", **hostile)
+    kd.edit.set("r/1", by="ann", **hostile)
     page = web.get(f"{RUN}/moments").text
     assert "<img" not in page
     assert "<script" not in page

@@ -339,7 +339,7 @@ def test_the_logs_of_keys_verify_are_no_runs_and_never_due(store: Store, clock: 
         assert all(log.startswith(DAY) for log in logs)
         assert not {row.run for row in store.due(clock.now_us() + 10**12)} & set(logs)
         assert all(not listed.id.startswith(DAY) for listed in app.client.list())
-        assert not [problem for problem in app.client.verify().problems if not problem.healed]
+        assert not [problem for problem in app.client.store.verify().problems if not problem.healed]
 
     asyncio.run(story())
 

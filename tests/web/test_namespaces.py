@@ -134,16 +134,16 @@ def test_an_erased_person_and_an_archived_run_of_one_stay_in_the_other(
     for each in pair:
         each.kd.run(books, "the same room", id="same", subject="carl")
         each.kd.run(archived, "the same room", id="old")
-    assert acme.kd.erase("carl").runs == 1
+    assert acme.kd.store.erase("carl").runs == 1
     assert acme.kd.runtime.log.rows("same")[0].data is None
     assert globex.kd.state("same").result == "booking of the same room"
-    pruned = acme.kd.prune(older=0, to=tmp_path / "old.archive", agent="tenants_old")
+    pruned = acme.kd.store.prune(older=0, to=tmp_path / "old.archive", agent="tenants_old")
     assert pruned.runs == ("old",)
     with pytest.raises(RunUnknown):
         acme.kd.state("old")
     assert globex.kd.state("old").result == "booking of the same room"
-    assert [each.kd.verify().problems for each in pair] == [[], []]
-    assert globex.kd.rotate_keys() > 0
+    assert [each.kd.store.verify().problems for each in pair] == [[], []]
+    assert globex.kd.store.rotate_keys() > 0
 
 
 # over HTTP ----------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_a_role_with_the_rights_of_one_schema_works_there_and_is_locked_out_of_t
             handle = kd.start(books, "a loft")
             asyncio.run(serve_all(kd))
             assert handle.result() == "booking of a loft"
-            assert kd.verify().problems == []
+            assert kd.store.verify().problems == []
         with pytest.raises(StoreUnavailable, match="permission denied"):
             killick.open(other)
         assert list(namespaces(base)) == [mine.removeprefix("killick_")]

@@ -121,7 +121,7 @@ def test_a_log_is_read_once_however_often_it_is_shown(kd: killick.Client, monkey
     for _ in range(5):
         assert mask.over({"run": "r1", "text": SSN})["text"] == HIDDEN
     assert len(read) == 1
-    kd.note("r1", "more", by="ann")
+    kd.edit.note("r1", "more", by="ann")
     assert mask.over({"run": "r1", "text": SSN})["text"] == HIDDEN
     assert len(read) == 2
     assert read[1]["after"] > 0
@@ -130,7 +130,7 @@ def test_a_log_is_read_once_however_often_it_is_shown(kd: killick.Client, monkey
 def test_a_run_is_exported_with_the_fields_that_it_has(kd: killick.Client) -> None:
     mask = Redaction(kd, ["ssn", "iban"])
     assert mask.redaction("r1") == ("ssn",)
-    assert SSN.encode() not in kd.export("r1", redact=mask.redaction("r1"))
+    assert SSN.encode() not in kd.store.export("r1", redact=mask.redaction("r1"))
 
 
 @killick.agent
@@ -151,7 +151,7 @@ def test_what_a_run_gave_to_its_children_and_to_what_it_goes_on_as_is_hidden_the
     for run in ("below", "above+2"):
         assert mask.over({"run": run, "text": f"of {SSN}"})["text"] == f"of {HIDDEN}"
         assert mask.redaction(run) is True
-        assert SSN.encode() not in kd.export(run, redact=mask.redaction(run))
+        assert SSN.encode() not in kd.store.export(run, redact=mask.redaction(run))
 
 
 @pytest.mark.parametrize("word", ["run", "next", "status", "waiting", "arguments", "number", "steps", "kind"])

@@ -23,7 +23,7 @@ from killick.store.records import RunQuery
 from killick.triggers import TRIGGERS
 from killick.web.app import asgi
 from killick.web.auth.access import Identified
-from killick.workers import hooks, trigger_runner
+from killick.workers import hooks
 from killick.workers.hooks import HookEvent
 from leasing import leased_by
 
@@ -164,7 +164,7 @@ async def _attended(kd: Client) -> None:
 
 
 def _ours(kd: Client) -> list[killick.triggers.TriggerInfo]:
-    return [each for each in trigger_runner.triggers(kd.runtime.engine) if each.name == "often"]
+    return [each for each in kd.triggers.list() if each.name == "often"]
 
 
 # hooks --------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_the_last_seal_is_told_without_its_entries(kd: Client, web: TestClient) 
 
     key = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     kd.run(report, "x", id="r1")
-    kd.seal(key, by="ann")
+    kd.store.seal(key, by="ann")
     seal = told(web, "/health")["seal"]
     assert (seal["number"], seal["by"], seal["at"]) == (1, "ann", timestamp(kd.runtime.clock.now_us()))
 

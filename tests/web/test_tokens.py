@@ -114,7 +114,7 @@ def test_the_log_of_tokens_verifies_is_never_due_and_is_listed_among_no_runs(
     issue(kd.runtime.engine, "ann", by="root")
     revoke(kd.runtime.engine, "ann", because="lost")
     clock.advance(10**8)
-    assert kd.verify().problems == []
+    assert kd.store.verify().problems == []
     assert kd.runtime.store.due(clock.now_us()) == []
     assert kd.list() == []
     row = kd.runtime.store.index(TOKENS)

@@ -190,7 +190,7 @@ def test_a_hook_hears_each_event_of_its_kinds_once_and_in_order(kd: killick.Clie
     attended(kd, "tell")
     assert heard[4:] == ["run-3:1:tell", "run-3:3:tell"]
     assert kinds_of(kd, "hook:tell") == ["run.started", "hook.set", *["hook.called"] * 6]
-    assert kd.verify().problems == []
+    assert kd.store.verify().problems == []
 
 
 def test_a_new_hook_hears_nothing_of_the_past(kd: killick.Client) -> None:
@@ -456,7 +456,7 @@ def test_killed_at_each_append_nothing_is_lost_nor_out_of_order(world: World, wh
     ]
     assert [event.run for event in called] == ["run-1", "run-2", "run-3", "run-5", "run-6"]
     assert kinds_of(last, "hook:tell").count("hook.dropped") == 1
-    assert last.verify().problems == []
+    assert last.store.verify().problems == []
 
 
 def test_two_that_attend_in_turn_share_one_cursor(world: World) -> None:
@@ -502,7 +502,7 @@ def test_one_worker_after_another_tells_a_hook_while_runs_go_on(tmp_path: Path) 
     for numbers in ((1, 2), (3, 4)):
         with killick.open(str(tmp_path / "killick.db")) as kd:
             asyncio.run(served(kd, *numbers))
-            assert kd.verify().problems == []
+            assert kd.store.verify().problems == []
     assert sorted(heard) == [f"run-{number}:3:tell" for number in (1, 2, 3, 4)]
     assert {key.partition(":")[0] for key in heard[:2]} == {"run-1", "run-2"}
 

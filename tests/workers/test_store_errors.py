@@ -103,7 +103,7 @@ def served(
             assert not serving.stopping
 
     asyncio.run(serve())
-    assert plain.verify().problems == []
+    assert plain.store.verify().problems == []
     check(plain)
     kd.close()
     plain.close()
@@ -146,7 +146,7 @@ def fired(make: Callable[[Shifted], Store], **fault: Any) -> int:
         killick.triggers.when(lambda: True, alarm, every=0.1)
         for number in (1, 2):
             for name in ("faults.order", "faults.queued"):
-                assert plain.publish(name, number) == 1
+                assert plain.triggers.publish(name, number) == 1
         clock.offset_us = round(3.5 * 3_600_000_000)
 
     def ran(plain: killick.Client) -> Counter[str]:

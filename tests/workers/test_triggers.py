@@ -164,7 +164,7 @@ def test_a_triggers_own_log_is_found_only_by_who_asks_for_it(world: World) -> No
     assert world.kd.list() == []
     [listed] = world.kd.list(agent="killick.trigger:poll")
     assert (listed.id, listed.status) == ("trigger:poll", "waiting")
-    assert world.kd.verify().problems == []
+    assert world.kd.store.verify().problems == []
 
 
 def test_an_interval_goes_on_from_when_it_was_declared(world: World, clock: killick.clock.LeapingClock) -> None:
@@ -192,7 +192,7 @@ def test_what_nobody_was_there_for_is_passed_or_made_up_for(
     assert sum(event.count for event in left_out) == passed
     assert {event.because for event in left_out} <= {"missed"}
     assert attend(world.kd) == []
-    [info] = world.kd.triggers()
+    [info] = world.kd.triggers.list()
     assert info.next_us == NINE + 4 * 3_600_000_000
 
 
@@ -292,7 +292,7 @@ def test_a_firing_that_waits_is_on_record_and_goes_on_when_the_run_before_has_en
     assert overlapping(world, clock, "queue") == [FIRST]
     queued = told(world.kd, "asking")[-1]
     assert isinstance(queued, system_events.TriggerQueued)
-    assert world.kd.triggers()[0].queued == 1
+    assert world.kd.triggers.list()[0].queued == 1
     world.process()
     assert attend(world.kd, TaskControl(clock, rests=3)) == ["trigger:asking"], "it is due for whoever comes"
     assert runs(world.kd) == [FIRST]
@@ -300,7 +300,7 @@ def test_a_firing_that_waits_is_on_record_and_goes_on_when_the_run_before_has_en
     world.kd.advance(FIRST)
     attend(world.kd)
     assert runs(world.kd) == [FIRST, SECOND]
-    assert world.kd.triggers()[0].queued == 0
+    assert world.kd.triggers.list()[0].queued == 0
     assert attend(world.kd) == []
 
 
@@ -394,13 +394,13 @@ def test_an_input_that_cannot_be_made_is_on_record_and_the_trigger_goes_on(
 def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World) -> None:
     killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.runtime.engine)
-    assert world.kd.publish("order.created", {"number": 1}, id="o1", by="shop") == 1
-    assert world.kd.publish("order.created", {"number": 1}, id="o1") == 1
-    assert world.kd.publish("order.created", {"number": 2}) == 1
-    assert world.kd.publish("order.paid", {"number": 2}) == 0
+    assert world.kd.triggers.publish("order.created", {"number": 1}, id="o1", by="shop") == 1
+    assert world.kd.triggers.publish("order.created", {"number": 1}, id="o1") == 1
+    assert world.kd.triggers.publish("order.created", {"number": 2}) == 1
+    assert world.kd.triggers.publish("order.paid", {"number": 2}) == 0
     assert attend(world.kd) == ["trigger:fulfil"]
     assert runs(world.kd) == ["fulfil@1", "fulfil@2"]
-    world.kd.publish("order.created", {"number": 1}, id="o1")
+    world.kd.triggers.publish("order.created", {"number": 1}, id="o1")
     assert attend(world.kd) == []
     assert [input_of(world.kd, run) for run in runs(world.kd)] == [{"number": 1}, {"number": 2}]
     taken, fired = told(world.kd, "fulfil")[:2]
@@ -415,7 +415,7 @@ def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
         "order.created", report, name="tell", input=lambda firing: f"order {firing.body['number']}"
     )
     firing.ensure(world.kd.runtime.engine)
-    assert world.kd.publish("order.created", {"number": 7}) == 2
+    assert world.kd.triggers.publish("order.created", {"number": 7}) == 2
     attend(world.kd)
     assert sorted(runs(world.kd)) == ["fulfil@1", "tell@1"]
     assert input_of(world.kd, "tell@1") == "order 7"
@@ -425,13 +425,13 @@ def test_an_event_names_its_run_and_a_second_one_of_that_name_starts_none(world:
     killick.triggers.on_event("order.created", fulfil, id=lambda firing: f"order-{firing.body['number']}")
     firing.ensure(world.kd.runtime.engine)
     for number in (17, 18, 17):
-        world.kd.publish("order.created", {"number": number})
+        world.kd.triggers.publish("order.created", {"number": number})
     attend(world.kd)
     assert runs(world.kd) == ["order-17", "order-18"]
     passed = told(world.kd, "fulfil")[-1]
     assert isinstance(passed, system_events.TriggerPassed)
     assert passed.because == "duplicate"
-    assert world.kd.triggers()[0].fired == 2
+    assert world.kd.triggers.list()[0].fired == 2
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_an_event_names_its_run_and_a_second_one_of_that_name_starts_none(world:
 def test_an_event_that_cannot_name_its_run_is_passed_with_the_reason(world: World, named: Any) -> None:
     killick.triggers.on_event("order.created", fulfil, id=named)
     firing.ensure(world.kd.runtime.engine)
-    world.kd.publish("order.created", {"number": 17})
+    world.kd.triggers.publish("order.created", {"number": 17})
     attend(world.kd)
     assert runs(world.kd) == []
     passed = told(world.kd, "fulfil")[-1]
@@ -452,8 +452,8 @@ def test_the_ids_of_runs_need_no_escaping_in_a_path_or_a_shell(world: World, clo
     killick.triggers.on_event("order.created", fulfil)
     killick.triggers.cron("0 9 * * *", report, input="monday", overlap="allow")
     attend(world.kd)
-    world.kd.publish("order.created", {"number": 1})
-    world.kd.fire("report")
+    world.kd.triggers.publish("order.created", {"number": 1})
+    world.kd.triggers.fire("report")
     clock.advance(HOUR)
     attend(world.kd)
     assert len(runs(world.kd)) == 3
@@ -464,7 +464,7 @@ def test_the_ids_of_runs_need_no_escaping_in_a_path_or_a_shell(world: World, clo
 
 def test_an_event_for_a_trigger_that_no_worker_has_served_waits_for_the_first_one(world: World) -> None:
     killick.triggers.on_event("order.created", fulfil)
-    assert world.kd.publish("order.created", {"number": 1}) == 1
+    assert world.kd.triggers.publish("order.created", {"number": 1}) == 1
     assert runs(world.kd) == []
     attend(world.kd)
     assert runs(world.kd) == ["fulfil@1"]
@@ -473,8 +473,8 @@ def test_an_event_for_a_trigger_that_no_worker_has_served_waits_for_the_first_on
 def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) -> None:
     killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.runtime.engine)
-    world.kd.publish("order.created", "nonsense")
-    world.kd.publish("order.created", {"number": 2})
+    world.kd.triggers.publish("order.created", "nonsense")
+    world.kd.triggers.publish("order.created", {"number": 2})
     attend(world.kd)
     assert runs(world.kd) == ["fulfil@1"]
     kinds = [type(event).__name__ for event in told(world.kd, "fulfil")]
@@ -486,7 +486,7 @@ def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: kil
     killick.triggers.on_event("ask", asking, overlap="queue")
     firing.ensure(world.kd.runtime.engine)
     for what in ("a", "b", "c"):
-        world.kd.publish("ask", what)
+        world.kd.triggers.publish("ask", what)
     attend(world.kd, TaskControl())
     started = []
     for _ in range(3):
@@ -510,7 +510,7 @@ def test_a_message_that_is_none_of_its_business_does_not_keep_a_trigger_busy(wor
 def test_an_event_has_a_name_of_its_own(world: World) -> None:
     for name in ("", "killick.answer"):
         with pytest.raises(AnswerRefused, match="is not a valid event name"):
-            world.kd.publish(name)
+            world.kd.triggers.publish(name)
 
 
 # conditions ---------------------------------------------------------------------------------------
@@ -679,7 +679,7 @@ def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock
     clock.set_wall(NINE - 1_800_000_000)
     killick.triggers.cron("*/30 * * * *", poll, overlap="allow")
     firing.ensure(world.kd.runtime.engine)
-    assert world.kd.triggers()[0].next_us == NINE + 1_800_000_000
+    assert world.kd.triggers.list()[0].next_us == NINE + 1_800_000_000
     clock.advance(HOUR)
     attend(world.kd)
     assert runs(world.kd) == ["poll@2026-11-16T09:00Z", "poll@2026-11-16T09:30Z"]
@@ -690,8 +690,8 @@ def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) 
     firing.ensure(world.kd.runtime.engine)
     killick.triggers.on_event("order.paid", fulfil)
     firing.ensure(world.kd.runtime.engine)
-    assert world.kd.publish("order.created", {"number": 1}) == 0
-    assert world.kd.publish("order.paid", {"number": 1}) == 1
+    assert world.kd.triggers.publish("order.created", {"number": 1}) == 0
+    assert world.kd.triggers.publish("order.paid", {"number": 1}) == 1
     attend(world.kd)
     assert runs(world.kd) == ["fulfil@1"]
 
@@ -713,7 +713,7 @@ def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clo
             )
         )
     assert runs(world.kd) == ["poll@2026-11-16T08:30Z"]
-    assert world.kd.triggers()[0].next_us == NINE + (23 * 3600 + 1800) * 1_000_000
+    assert world.kd.triggers.list()[0].next_us == NINE + (23 * 3600 + 1800) * 1_000_000
 
 
 def test_somebody_who_looks_at_a_condition_notices_that_it_is_declared_otherwise(
@@ -738,11 +738,11 @@ def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
     TRIGGERS.restore({})
     world.kd.cancel("trigger:fulfil", because="nobody orders any more")
     assert world.kd.info("trigger:fulfil").status == "cancelled"
-    assert world.kd.publish("order.created", {"number": 1}) == 0
+    assert world.kd.triggers.publish("order.created", {"number": 1}) == 0
     killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.runtime.engine)
     assert world.kd.info("trigger:fulfil").status == "waiting"
-    assert world.kd.publish("order.created", {"number": 1}) == 1
+    assert world.kd.triggers.publish("order.created", {"number": 1}) == 1
     attend(world.kd)
     assert runs(world.kd) == ["fulfil@1"]
 
@@ -765,7 +765,7 @@ def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: killick
     world.kd.pause("trigger:poll")
     clock.advance(3 * HOUR + 600)
     assert attend(world.kd) == []
-    assert world.kd.triggers()[0].paused
+    assert world.kd.triggers.list()[0].paused
     world.kd.resume("trigger:poll")
     attend(world.kd)
     [passed] = [event for event in told(world.kd, "poll") if isinstance(event, system_events.TriggerPassed)]
@@ -778,7 +778,7 @@ def test_events_that_come_while_it_is_paused_wait(world: World) -> None:
     firing.ensure(world.kd.runtime.engine)
     world.kd.pause("trigger:fulfil")
     for number in (1, 2):
-        world.kd.publish("order.created", {"number": number})
+        world.kd.triggers.publish("order.created", {"number": number})
     attend(world.kd)
     assert runs(world.kd) == []
     assert attend(world.kd) == [], "nobody turns round and round about it"
@@ -792,8 +792,8 @@ def test_events_that_come_while_it_is_paused_wait(world: World) -> None:
 
 def test_a_trigger_can_be_fired_by_hand_whatever_it_waits_for(world: World, clock: killick.clock.LeapingClock) -> None:
     killick.triggers.cron("0 9 * * *", asking, input="what")
-    run = world.kd.fire("asking", by="ada")
-    other = world.kd.fire("asking", input="else")
+    run = world.kd.triggers.fire("asking", by="ada")
+    other = world.kd.triggers.fire("asking", input="else")
     assert run.startswith("asking@hand_")
     assert [input_of(world.kd, each) for each in (run, other)] == ["what", "else"]
     fired = told(world.kd, "asking")[0]
@@ -810,7 +810,7 @@ def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: killic
 
     def fire(rested: int) -> None:
         if rested == 1:
-            asked.append(world.kd.fire("low", input="by hand", by="ada"))
+            asked.append(world.kd.triggers.fire("low", input="by hand", by="ada"))
 
     attend(world.kd, TaskControl(clock, rests=3, then=fire))
     assert runs(world.kd) == asked
@@ -822,7 +822,7 @@ def test_firing_by_hand_goes_through_whoever_declares_it(world: World) -> None:
     firing.ensure(world.kd.runtime.engine)
     declared = TRIGGERS.copy()
     TRIGGERS.restore({})
-    run = world.kd.fire("report")
+    run = world.kd.triggers.fire("report")
     assert runs(world.kd) == []
     TRIGGERS.restore(declared)
     attend(world.kd)
@@ -833,11 +833,11 @@ def test_firing_by_hand_goes_through_whoever_declares_it(world: World) -> None:
 def test_who_fires_by_hand_is_told_what_is_wrong(world: World) -> None:
     killick.triggers.on_event("x", fulfil)
     with pytest.raises(RunUnknown):
-        world.kd.fire("nothing")
+        world.kd.triggers.fire("nothing")
     with pytest.raises(killick.KillickError, match="input"):
-        world.kd.fire("fulfil", input="nonsense")
+        world.kd.triggers.fire("fulfil", input="nonsense")
     with pytest.raises(AnswerRefused, match="no input could be made"):
-        world.kd.fire("fulfil")
+        world.kd.triggers.fire("fulfil")
     assert runs(world.kd) == []
 
 
@@ -850,7 +850,7 @@ def test_a_run_that_is_there_under_the_name_of_a_firing_is_that_firing(
     clock.advance(HOUR)
     attend(world.kd)
     assert runs(world.kd) == ["report@2026-11-16T09:00Z"]
-    assert world.kd.triggers()[0].fired == 1
+    assert world.kd.triggers.list()[0].fired == 1
 
 
 # deaths -------------------------------------------------------------------------------------------
@@ -881,8 +881,8 @@ def everything(
     for hour in range(5):
         holding["low"] = hour in (2, 3)
         if hour:
-            people.publish("order.created", {"number": hour}, id=f"order {hour}")
-            people.publish("ask", str(hour), id=f"question {hour}")
+            people.triggers.publish("order.created", {"number": hour}, id=f"order {hour}")
+            people.triggers.publish("ask", str(hour), id=f"question {hour}")
         tend()
         for run in runs(people, "asking"):
             if people.info(run).status not in ENDED:
@@ -892,7 +892,7 @@ def everything(
     tend()
     clock.advance(120)  # whoever died has nothing any more
     tend()
-    assert world.kd.verify().problems == []
+    assert world.kd.store.verify().problems == []
     for name in ("poll", "fulfil", "asking", "low"):
         fired = [event.run for event in told(world.kd, name) if isinstance(event, system_events.TriggerFired)]
         listed = [listed.id for listed in reversed(world.kd.list(tag=f"trigger:{name}"))]
@@ -1001,7 +1001,7 @@ def test_two_processes_that_attend_at_once_fire_each_once(tmp_path: Path) -> Non
         def work(kd: killick.Client) -> None:
             try:
                 for number in range(20):
-                    kd.publish("order.created", {"number": number}, id=f"order {number}")
+                    kd.triggers.publish("order.created", {"number": number}, id=f"order {number}")
                     clock.advance(7)
                     # Time flies here: who has a lease may lose it to the other in the middle.
                     with contextlib.suppress(EpochStale, HandleClosed, HeadMoved):
@@ -1027,8 +1027,8 @@ def test_a_look_at_all_triggers(world: World, clock: killick.clock.LeapingClock)
     firing.ensure(world.kd.runtime.engine)
     killick.triggers.every("10m", poll)
     killick.triggers.when(low, poll, name="low", every="90s")
-    world.kd.fire("fulfil", input={"number": 1})
-    fulfilled, lowered, polled, reported = world.kd.triggers()
+    world.kd.triggers.fire("fulfil", input={"number": 1})
+    fulfilled, lowered, polled, reported = world.kd.triggers.list()
     assert (fulfilled.what, fulfilled.fired, fulfilled.status) == ("on order.created", 1, "queued")
     assert (lowered.what, lowered.is_set, lowered.declared) == ("when low, every 90 s", False, True)
     assert polled.what == "every 10m"

@@ -279,7 +279,7 @@ def test_neither_secret_nor_address_is_on_record(
     attended(kd)
     kinds = [kind for kind, _ in recorded(kd)]
     stored = b"".join(row.body + (row.data or b"") for row in kd.runtime.store.read("hook:ops"))
-    stored += repr(kd.export("hook:ops")).encode()
+    stored += repr(kd.store.export("hook:ops")).encode()
     assert kinds == ["hook.failed"]
     assert far.origin.encode() in stored
     for secret in (b"0ne-secret", b"an0ther", b"s3cret-path", b"t0ken"):

@@ -178,7 +178,7 @@ async def test_an_answer_a_time_and_a_childs_end_wake_the_run(kd: killick.Client
         await until(lambda: bool(kd.inbox()))
         await kd.as_async().answer("asks", "approve", by="ann")
         await ended(kd, "asks", "naps", "has a child")
-    assert not kd.verify().problems
+    assert not kd.store.verify().problems
 
 
 @on_loop

@@ -461,7 +461,7 @@ async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> N
         status, outcome, waits = await _advanced(client, scenario)
     story.status, story.outcome = status, outcome
     if scenario.verified:
-        story.troubles += map(str, client.verify().problems)
+        story.troubles += map(str, client.store.verify().problems)
 
 
 async def _advanced(client: Client, scenario: Scenario) -> tuple[str, Any, Sequence[Wait]]:

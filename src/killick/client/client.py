@@ -6,55 +6,33 @@ import asyncio
 import importlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-
-from killick.archive.export import export
-from killick.archive.prune import Pruned, choose, prune
-from killick.archive.redact import Redaction
-from killick.audit import seal as sealing
-from killick.audit import seal_check
-from killick.audit.proof import Proof, prove
 from killick.blocking import Awaits, Blocks, InThread, OnLoop
 from killick.client import answers, inbox
+from killick.client.edits import Editor
 from killick.client.external_runs import ClientRuntime, ExternalSession
+from killick.client.maintenance import Maintenance
 from killick.client.operations import Operations
-from killick.client.start import (
-    AnyHandle,
-    AsyncHandle,
-    Handle,
-    create_run,
-    named,
-    run_method,
-    run_to_outcome,
-    start_method,
-)
+from killick.client.start import AnyHandle, create_run, named, run_method, run_to_outcome, start_method
 from killick.clock import Clock
 from killick.definitions.agents import AnyAgent, read_contract
-from killick.encryption.keyring import ErasedSubject, Keyring
 from killick.encryption.store import decrypting
 from killick.engine.control.inbox import SAID, Verb
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.views import Listed, RunInfo, Wait
 from killick.engine.waits import waits
-from killick.errors import AnswerRefused, KeyRefused, KillickError, StoreUnavailable
-from killick.history import vaults
+from killick.errors import AnswerRefused, KillickError, StoreUnavailable
 from killick.history.diff import Diff, across, between
 from killick.history.run_info import info
-from killick.history.search.query import AsyncFinder, Finder
+from killick.history.search.query import Finder
 from killick.ids import Ids
-from killick.log import Recorded, Report
-from killick.log.progress import Progress as SealProgress
-from killick.log.progress import silent
-from killick.log.verify import Progress
-from killick.model.retry import Duration, seconds
+from killick.log import Recorded
 from killick.model.state import State
 from killick.store import MemoryStore, open_store
 from killick.store.records import ENDED, RunQuery
-from killick.triggers import TriggerInfo
-from killick.workers import trigger_runner
+from killick.workers.trigger_runner import TriggerControl
 from killick.workers.worker import SLICE_SECONDS, Worker
 
 if TYPE_CHECKING:
@@ -74,6 +52,26 @@ class AnyClient(Operations):
         """Returns the async client of the same store and runs. Close one of the two."""
         return self if isinstance(self, AsyncClient) else AsyncClient(self.runtime)
 
+    @property
+    def find(self) -> Finder[Self]:
+        """Queries across runs and time, from an index: `kd.find.calls("send_email", where={"to": …})`."""
+        return Finder(self.runtime.log, self)
+
+    @property
+    def edit(self) -> Editor[Self]:
+        """Changes a run by hand, as `killick edit` does: `kd.edit.set("claim_17", limit=500)`."""
+        return Editor(self.runtime, self)
+
+    @property
+    def store(self) -> Maintenance[Self]:
+        """Maintains the store, as `killick store` does: `kd.store.verify()`."""
+        return Maintenance(self.runtime, self)
+
+    @property
+    def triggers(self) -> TriggerControl[Self]:
+        """Lists and fires triggers, and publishes events, as `killick trigger` does: `kd.triggers.fire("nightly")`."""
+        return TriggerControl(self.runtime.engine, self)
+
     # running ----------------------------------------------------------------------------------
 
     @run_method
@@ -87,7 +85,7 @@ class AnyClient(Operations):
 
         id       the run's id; a known id continues that run, also without its input; an ended run returns its result
         resume   without an id: continue an unfinished run of the same agent and input that no process holds
-        subject  in an encrypted store, the person whose data it is; `erase` destroys their key
+        subject  in an encrypted store, the person whose data it is; `store.erase` destroys their key
 
             total = kd.run(settle, {"claim": 17}, id="claim_17")
         """
@@ -102,7 +100,7 @@ class AnyClient(Operations):
         id has another agent or input.
 
         id       the run's id; the same id again returns the same run
-        subject  in an encrypted store, the person whose data it is; `erase` destroys their key
+        subject  in an encrypted store, the person whose data it is; `store.erase` destroys their key
 
             handle = kd.start(settle, {"claim": 17}, id="claim_17", tags=["eu"])
         """
@@ -256,18 +254,6 @@ class AnyClient(Operations):
         return between(self.runtime.log, run, *places)
 
     @InThread
-    def export(self, run: str, *, children: bool = False, redact: bool | Sequence[str] = False) -> bytes:
-        """Exports a run as one file that can be loaded, verified and replayed anywhere. Raises RunUnknown, FieldUnknown
-        if no value has a field to redact.
-
-        children  include the runs that it spawned, and theirs
-        redact    pseudonyms in place of all values, or of the fields with these names
-        """
-        fields = () if isinstance(redact, bool) else tuple(redact)
-        redaction = Redaction(self.runtime.ids.key(), fields) if redact else None
-        return export(self.runtime.log, run, children=children, redaction=redaction)
-
-    @InThread
     def replay(
         self,
         run: str | os.PathLike[str],
@@ -298,87 +284,6 @@ class AnyClient(Operations):
         from killick.history.backtest import rejudge
 
         return rejudge(self.runtime.log, run, contract)
-
-    @InThread
-    def verify(
-        self,
-        run: str | None = None,
-        *,
-        checkpoint: str | bytes | None = None,
-        key: str | bytes | None = None,
-        progress: Progress | None = None,
-    ) -> Report:
-        """Verifies the whole store, or one run, against its hashes and its seals, and locates any damage. Raises
-        ProofBroken if the checkpoint or the key is invalid.
-
-        run         the id of a run; by default the whole store
-        checkpoint  a checkpoint from `seal`, kept outside the store: the log must match it
-        key         the public key, as PEM, of the last seal and of the checkpoint
-        """
-        return seal_check.verify(self.runtime.log, run, checkpoint=checkpoint, key=key, progress=progress)
-
-    @InThread
-    def seal(self, key: bytes, *, by: str | None = None, progress: SealProgress = silent) -> sealing.Sealed:
-        """Seals the changes since the last seal, with a private key as PEM. Keep the `file` of the result outside the
-        store. Raises SealRefused."""
-        return sealing.seal(self.runtime.log, key, at_us=self.runtime.clock.now_us(), by=by, progress=progress)
-
-    @InThread
-    def prove(self, run: str, seq: int, *, values: bool = False, since: str | bytes | None = None) -> Proof:
-        """Returns a proof of one sealed event, which the public key verifies. Raises SealRefused if the event is not
-        sealed or does not exist.
-
-        seq     the number of the event
-        values  include the values of the event
-        since   an older checkpoint of the verifier, to prove that the log extends it
-        """
-        return prove(self.runtime.log, run, seq, values=values, since=since)
-
-    @InThread
-    def prune(
-        self,
-        *,
-        older: Duration,
-        to: str | os.PathLike[str],
-        status: Sequence[str] = ENDED,
-        agent: str | None = None,
-        dry_run: bool = False,
-    ) -> Pruned:
-        """Moves ended runs that did not change for a time into a new archive. Raises ArchiveRefused; no run is removed
-        then.
-
-        older   how long a run must be unchanged
-        to      the path of the archive
-        status  only runs that ended in one of these ways
-        agent   only runs of this agent
-        """
-        log, now_us = self.runtime.log, self.runtime.clock.now_us()
-        chosen = choose(log, until_us=now_us - round(seconds(older) * 1_000_000), status=status, agent=agent)
-        if dry_run:
-            return chosen.untouched(log)
-        return prune(log, chosen, to, holder=self.runtime.ids.new("prune"), now_us=now_us)
-
-    @InThread
-    def erase(self, subject: str, *, by: str | None = None) -> ErasedSubject:
-        """Destroys the key of a data subject. Everything of theirs is unreadable at once, in forks, archives and
-        snapshots too; logs still verify. Raises KeyRefused if the subject is unknown, or has runs that have not ended.
-
-        subject  the `subject` that `start` or `run` got
-        """
-        found, log = self._keyring().erase(subject, by=by), self.runtime.log
-        vaults.remove_erased(log, vaults.of_runs(log, ()))
-        return found
-
-    @InThread
-    def rotate_keys(self, *, by: str | None = None) -> int:
-        """Wraps every data key by the first of the master keys that the store was opened with. No value is written
-        again. Returns the number of data keys."""
-        return self._keyring().rotate(by=by)
-
-    def _keyring(self) -> Keyring:
-        if not isinstance(self.runtime.log.keys, Keyring):
-            raise KeyRefused(self.runtime.store.place, "is not encrypted and has no keys; open a new store with keys=")
-        return self.runtime.log.keys
 
     # people -----------------------------------------------------------------------------------
 
@@ -437,36 +342,6 @@ class AnyClient(Operations):
         the run has ended."""
         self.runtime.notify(answers.send(self.runtime.engine, run, SAID, text, id=self.runtime.ids.new("said"), by=by))
 
-    # triggers ---------------------------------------------------------------------------------
-
-    @InThread
-    def publish(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> int:  # noqa: A002
-        """Publishes an event: every trigger that listens to it fires. Returns the number of triggers. Raises
-        AnswerRefused if the name is not valid.
-
-        name  the name of the event, such as "order.created"
-        body  the content, which is the input of the agents
-        id    deduplicates the event
-        """
-        if not name or name.startswith("killick."):
-            raise AnswerRefused(name, "is not a valid event name; use one such as 'order.created'")
-        return trigger_runner.publish(self.runtime.engine, name, body, id=id, by=by)
-
-    @InThread
-    def triggers(self) -> Sequence[TriggerInfo]:
-        """Returns every trigger that is declared here or recorded, by name."""
-        return trigger_runner.triggers(self.runtime.engine)
-
-    @OnLoop
-    async def fire(self, trigger: str, *, by: str | None = None, input: Any = msgspec.UNSET) -> str:  # noqa: A002
-        """Fires a trigger manually, regardless of its policies. Returns the id of the run that it starts. Raises
-        RunUnknown if there is no such trigger.
-
-        trigger  the name of the trigger
-        input    the input, in place of the trigger's own
-        """
-        return await trigger_runner.fire(self.runtime.engine, trigger, by=by, given=input)
-
 
 class Client(AnyClient, Blocks):
     """A store with its runs. Its methods block. Close it, or use it in a `with` block."""
@@ -480,14 +355,6 @@ class Client(AnyClient, Blocks):
     def close(self) -> None:
         """Parks the runs that are live here and closes the store. Waits up to 30 s for a blocking tool."""
         self.runtime.close()
-
-    @property
-    def find(self) -> Finder:
-        """Queries across runs and time, from an index: `kd.find.calls("send_email", where={"to": …})`."""
-        return Finder(self.runtime.log)
-
-    def _handle(self, agent: AnyAgent | str, run: str) -> Handle[Any]:
-        return Handle(self.runtime, agent, run)
 
 
 class SimulatedClient(Client):
@@ -509,14 +376,6 @@ class AsyncClient(AnyClient, Awaits):
         """Parks the runs that are live here and closes the store. Waits up to 30 s for a blocking tool."""
         await self.runtime.finish()
         await asyncio.to_thread(self.runtime.close)
-
-    @property
-    def find(self) -> AsyncFinder:
-        """Queries across runs and time, from an index, to be awaited."""
-        return AsyncFinder(self.runtime.log)
-
-    def _handle(self, agent: AnyAgent | str, run: str) -> AsyncHandle[Any]:
-        return AsyncHandle(self.runtime, agent, run)
 
 
 def open(url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None = None, **options: Any) -> Client:  # noqa: A001

@@ -7,32 +7,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Coroutine, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from killick.blocking import InThread, OnLoop
+from killick.blocking import Awaits, InThread, OnLoop
 from killick.client import file_restore, time_travel
+from killick.client.edits import send_command
 from killick.client.external_runs import ClientRuntime
 from killick.client.file_restore import Restoration
-from killick.client.start import AnyHandle, handle_method
+from killick.client.start import AnyHandle, AsyncHandle, Handle, handle_method
 from killick.definitions.agents import AnyAgent
 from killick.definitions.tools import TOOLS
-from killick.engine import renewals
-from killick.engine.control.commands import command
 from killick.engine.effects.fork import UNCHANGED, Conditions
-from killick.engine.waits import waits
-from killick.errors import AnswerRefused, RunUnknown
 from killick.history.undo_preview import UndoPreview, undoing
 from killick.log import Log
 from killick.model import events as e
-from killick.model.chunks import through_codec
-from killick.model.codec import Erased
 from killick.store.protocol import Store
-from killick.store.records import ENDED
 
 R = TypeVar("R")
-
-_LATER: Final = "will be, at its next step boundary, by the worker that holds it"
 
 
 class Operations:
@@ -54,122 +45,20 @@ class Operations:
         return self.runtime.blocking(work)
 
     def _handle(self, agent: AnyAgent | str, run: str) -> AnyHandle[Any]:
-        raise NotImplementedError
+        return (AsyncHandle if isinstance(self, Awaits) else Handle)(self.runtime, agent, run)
 
     # commands ---------------------------------------------------------------------------------
 
     @InThread
     def pause(self, run: str, *, by: str | None = None, because: str | None = None) -> None:
         """Pauses a run at its next step, until it is resumed. Raises RunUnknown, AnswerRefused if it has ended."""
-        self._command(run, {"command": "pause", "because": because}, by)
+        send_command(self.runtime, run, by, command="pause", because=because)
 
     @InThread
     def cancel(self, run: str, *, compensate: bool = False, by: str | None = None, because: str | None = None) -> None:
         """Cancels a run; it ends when it is next advanced. With `compensate`, its effects are undone. Raises
         RunUnknown, AnswerRefused if it has ended."""
-        self._command(run, {"command": "cancel", "compensate": compensate, "because": because}, by)
-
-    @InThread
-    def set(
-        self,
-        run: str,
-        /,
-        *,
-        saw: int | None = None,
-        by: str | None = None,
-        because: str | None = None,
-        unset: Sequence[str] = (),
-        **changes: Any,
-    ) -> str:
-        """Changes entries of a run's context; its code sees them when its next step returns. Returns a description.
-        Raises ContextStale if the context changed since `saw`, AnswerRefused if the run has ended or its contract
-        rejects the change.
-
-        saw      the version of the context that the change is based on
-        unset    entries to remove
-        changes  the new values, by entry
-        """
-        if by == "agent":
-            raise AnswerRefused(run, "by='agent' is the run itself; give your own name")
-        run = self._alive(run, "set")
-        time_travel.refuse_misfit(self.runtime.log, run, changes)
-        body = {"command": "set", "set": changes, "unset": list(unset), "saw": saw, "because": because}
-        held = self._command(run, body, by, awaits_holder=True)
-        return "changed" if held else "will be changed at its next step boundary, by the worker that holds it"
-
-    @InThread
-    def prioritize(self, run: str, priority: int, *, by: str | None = None, because: str | None = None) -> None:
-        """Changes the priority of a run. Raises RunUnknown, AnswerRefused if it has ended."""
-        self._command(run, {"command": "prioritize", "priority": priority, "because": because}, by)
-
-    @InThread
-    def note(self, run: str, note: Any, *, by: str | None = None) -> None:
-        """Adds a note, any value, to a run's log. Raises RunUnknown, AnswerRefused if it has ended."""
-        self._command(run, {"command": "note", "note": note}, by)
-
-    @InThread
-    def override(self, run: str, step: str, output: Any, *, by: str | None = None, because: str | None = None) -> str:
-        """Gives an unfinished step without an open attempt its result, in place of executing it. Returns a description.
-
-        output  the result; for a question, the response
-
-        Finished steps are changed by `rewind` or `fork`. Raises AnswerRefused if the output does not fit the question.
-        """
-        value = through_codec(output, at="output")
-        self._refuse_answer(self._alive(run, "override"), step, value)
-        body = {"command": "override", "step": step, "output": value, "because": because}
-        held = self._command(run, body, by, awaits_holder=True)
-        return f"step {step} is given this result" if held else f"step {step} {_LATER}"
-
-    def _refuse_answer(self, run: str, step: str, value: Any) -> None:
-        """Refuses a response that does not fit the question."""
-        state = self.runtime.log.state(run)
-        wait = state.fold.facts.waits.get(step)
-        if wait is None or wait.name != "ask":
-            return
-        data = state.data(wait.opened)
-        if isinstance(data.get("prompt"), Erased):
-            return
-        options = data.get("options") or ()
-        misfit = waits.misfit(data.get("schema"), value)
-        if misfit is None and options and value not in options:
-            misfit = f"{value!r} is not one of {', '.join(map(repr, options))}"
-        if misfit is not None:
-            raise AnswerRefused(run, f"step {step}: {misfit}")
-
-    @InThread
-    def skip(self, run: str, step: str, *, by: str | None = None, because: str | None = None) -> str:
-        """Ends an unfinished step without an open attempt, in place of executing it. Returns a description.
-
-        A sleep ends. A wait with a default takes it. Any other step raises `Skipped` in the agent's code.
-        """
-        held = self._command(run, {"command": "skip", "step": step, "because": because}, by, awaits_holder=True)
-        return f"step {step} is skipped" if held else f"step {step} {_LATER}"
-
-    @InThread
-    def retry(self, run: str, step: str | None = None, *, by: str | None = None, because: str | None = None) -> str:
-        """Ends the backoff or rate limit of a step now; name the step if several wait. Returns a description."""
-        held = self._command(run, {"command": "retry", "step": step, "because": because}, by, awaits_holder=True)
-        named = f"step {step}" if step else "the step that waits"
-        return f"{named} continues now" if held else f"{named} {_LATER}"
-
-    def _command(self, run: str, body: dict[str, Any], by: str | None, *, awaits_holder: bool = False) -> bool:
-        """Returns True if the command is recorded, False if it is in the inbox of a run that a worker holds."""
-        run = self._alive(run, body["command"])
-        notify = partial(self.runtime.notify, run)
-        held = command(self.runtime.engine, run, body, by=by, awaits_holder=awaits_holder, notify=notify)
-        notify()
-        return held
-
-    def _alive(self, run: str, verb: str) -> str:
-        """The latest renewal of a run; refuses one that has ended."""
-        run = renewals.latest(self.runtime.log, run)
-        row = self.runtime.store.index(run)
-        if row is None:
-            raise RunUnknown(run)
-        if row.status in ENDED:
-            raise AnswerRefused(run, f"the run is over ({row.status}); {verb} does nothing to it")
-        return run
+        send_command(self.runtime, run, by, command="cancel", compensate=compensate, because=because)
 
     @InThread
     def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from killick.client import time_travel
 from killick.client.client import Client
+from killick.client.edits import refuse_answer
 from killick.engine import renewals
 from killick.engine.approval.argument_edits import shown
 from killick.engine.control.interventions import entries_of
@@ -181,7 +182,7 @@ def note(run: RunPreview) -> Will:
 def override(run: RunPreview, step: str, output: Any) -> Will:
     run.refuse_over()
     run.tried("override", step=step, output=output)
-    run.client._refuse_answer(run.run, step, output)  # pyright: ignore[reportPrivateUsage]
+    refuse_answer(run.client.log, run.run, step, output)
     summary = f"{run.step(step)} of {run.run} is given this result instead of being executed: {shown(output, CHARS)}."
     asked = ("The question that it waits for is withdrawn.",) if step in run.facts.waits else ()
     return Will(_begun(summary), (*asked, "The record names you as the source of the result, not the tool.", run.lands))

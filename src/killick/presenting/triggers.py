@@ -71,7 +71,7 @@ class Trigger(Document, frozen=True):
 
 def named(client: Client, name: str) -> TriggerInfo | None:
     """A trigger by its name, or by the id of its log."""
-    return next((each for each in client.triggers() if each.name == name.removeprefix(LOG)), None)
+    return next((each for each in client.triggers.list() if each.name == name.removeprefix(LOG)), None)
 
 
 def history(client: Client, run: str, limit: int) -> Iterator[Recorded]:

@@ -261,8 +261,8 @@ class _Played(Generic[O]):
         self.client.cancel(self.run, compensate=compensate, by=by)
 
     def set(self, *, by: str | None = None, **changes: Any) -> None:
-        """Changes entries of the run's context, as a person does by `kd.set`."""
-        self.client.set(self.run, by=by, **changes)
+        """Changes entries of the run's context, as a person does by `kd.edit.set`."""
+        self.client.edit.set(self.run, by=by, **changes)
 
     def crash(self) -> None:
         """Crashes the process: its memory is lost, and the run recovers from the store when it is driven."""

@@ -65,7 +65,8 @@ async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
     """
     name = call.asked.name
     id_, body = await _verified(call, name)
-    receivers = await call.client.as_async().publish(name, body, id=_message_id(name, id_), by=f"webhook:{name}")
+    triggers = call.client.as_async().triggers
+    receivers = await triggers.publish(name, body, id=_message_id(name, id_), by=f"webhook:{name}")
     if not receivers:
         logger.warning("webhook %s (%s): refused, no trigger listens to this event; start a worker with one", name, id_)
         raise Problem(404, f"{name}: no trigger listens to this event; send it again later", code="trigger_unknown")

@@ -7,7 +7,7 @@ ones. A firing and the run that it starts are one commit, so a crash leaves both
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from killick.blocking import C, Group, InThread, OnLoop
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.schedules import decide, moment, stamp
 from killick.engine import renewals
@@ -406,57 +407,75 @@ def spec_of(log: Log, run: str, known: facts.Trigger) -> Spec:
 # operations of clients ----------------------------------------------------------------------------
 
 
-def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | None) -> int:  # noqa: A002
-    """Delivers an event to every trigger that listens to it; returns their number. A trigger that is declared here and
-    that no worker has served yet keeps the event for the first one."""
-    message, at = id or engine.ids.new("event"), engine.clock.now_us()
-    for trigger in TRIGGERS:
-        if EVENT + name in trigger.tags and engine.store.head(trigger.log) is None:
-            _ensure(engine, trigger)
-    there = [row.run for row in _rows(engine.store, EVENT + name) if row.status not in ENDED]
-    outcomes = engine.store.deliver(
-        [delivery(engine.log, run, name, body, id=message, by=by, at_us=at) for run in there]
-    )
-    return sum(not isinstance(outcome, KillickError) for outcome in outcomes)
+class TriggerControl(Group[C]):
+    """The triggers of a store: lists them, fires one manually, and publishes the events that they listen to."""
 
+    def __init__(self, engine: Engine, client: C) -> None:
+        super().__init__(client)
+        self._engine = engine
 
-async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
-    """Fire a trigger by hand: here, where its log is free, else by the worker that holds it."""
-    trigger = TRIGGERS.get(name)
-    run, log_id = f"{name}@{engine.ids.new('hand')}", LOG + name
-    if trigger is not None:
-        _ensure(engine, trigger)
-        if given is not msgspec.UNSET:
-            _taken(trigger.agent, given)
-    if engine.store.head(log_id) is None:
-        raise RunUnknown(log_id)
-    if trigger is not None:
-        with contextlib.suppress(RunBusy):
-            with leased(engine.log, log_id, engine.ids.new("command")) as log:
-                at_work = _LeasedTrigger(engine, log, trigger)
-                cause = _Cause(engine.clock.now_us(), at_work.known.next, run=run, given=given, by=by)
-                failed = await at_work.set_off(cause)
-            if failed is not None:
-                raise AnswerRefused(name, f"no input could be made for it: {describe(failed)}") from failed
-            return run
-    wish = {"run": run} if given is msgspec.UNSET else {"run": run, "input": given}
-    message = delivery(engine.log, log_id, FIRE, wish, id=run, by=by, at_us=engine.clock.now_us())
-    [outcome] = engine.store.deliver([message])
-    if isinstance(outcome, KillickError):
-        raise outcome
-    return run
+    @InThread
+    def list(self) -> Sequence[TriggerInfo]:
+        """Returns every trigger that is declared here or recorded, by name."""
+        found = [_info(self._engine, row) for row in _rows(self._engine.store, TAG)]
+        known = {each.name for each in found}
+        for name, spec in ((each.name, each.spec) for each in TRIGGERS if each.name not in known):
+            made = TriggerInfo(name=name, sort=spec.sort, what=str(spec), agent=spec.agent, declared=True, is_set=False)
+            found.append(made)
+        return sorted(found, key=lambda each: each.name)
 
+    @OnLoop
+    async def fire(self, trigger: str, *, by: str | None = None, input: Any = msgspec.UNSET) -> str:  # noqa: A002
+        """Fires a trigger manually, regardless of its policies: here, or by the worker that holds its log. Returns the
+        id of the run that it starts. Raises RunUnknown if there is no such trigger.
 
-def triggers(engine: Engine) -> list[TriggerInfo]:
-    """Every trigger that is declared here or recorded, by name."""
-    found = {row.run.removeprefix(LOG): _info(engine, row) for row in _rows(engine.store, TAG)}
-    for trigger in TRIGGERS:
-        if trigger.name not in found:
-            spec = trigger.spec
-            found[trigger.name] = TriggerInfo(
-                name=trigger.name, sort=spec.sort, what=str(spec), agent=spec.agent, declared=True, is_set=False
-            )
-    return [found[name] for name in sorted(found)]
+        trigger  the name of the trigger
+        input    the input, in place of the trigger's own
+        """
+        engine, declared = self._engine, TRIGGERS.get(trigger)
+        run, log_id = f"{trigger}@{engine.ids.new('hand')}", LOG + trigger
+        if declared is not None:
+            _ensure(engine, declared)
+            if input is not msgspec.UNSET:
+                _taken(declared.agent, input)
+        if engine.store.head(log_id) is None:
+            raise RunUnknown(log_id)
+        if declared is not None:
+            with contextlib.suppress(RunBusy):
+                with leased(engine.log, log_id, engine.ids.new("command")) as log:
+                    at_work = _LeasedTrigger(engine, log, declared)
+                    cause = _Cause(engine.clock.now_us(), at_work.known.next, run=run, given=input, by=by)
+                    failed = await at_work.set_off(cause)
+                if failed is not None:
+                    raise AnswerRefused(trigger, f"no input could be made for it: {describe(failed)}") from failed
+                return run
+        wish = {"run": run} if input is msgspec.UNSET else {"run": run, "input": input}
+        message = delivery(engine.log, log_id, FIRE, wish, id=run, by=by, at_us=engine.clock.now_us())
+        [outcome] = engine.store.deliver([message])
+        if isinstance(outcome, KillickError):
+            raise outcome
+        return run
+
+    @InThread
+    def publish(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> int:  # noqa: A002
+        """Publishes an event: every trigger that listens to it fires. Returns the number of triggers. A declared one
+        that no worker has served yet keeps the event. Raises AnswerRefused if the name is not valid.
+
+        name  the name of the event, such as "order.created"
+        body  the content, which is the input of the agents
+        id    deduplicates the event
+        """
+        if not name or name.startswith("killick."):
+            raise AnswerRefused(name, "is not a valid event name; use one such as 'order.created'")
+        engine = self._engine
+        message, at = id or engine.ids.new("event"), engine.clock.now_us()
+        for trigger in TRIGGERS:
+            if EVENT + name in trigger.tags and engine.store.head(trigger.log) is None:
+                _ensure(engine, trigger)
+        there = [row.run for row in _rows(engine.store, EVENT + name) if row.status not in ENDED]
+        events = [delivery(engine.log, run, name, body, id=message, by=by, at_us=at) for run in there]
+        outcomes = engine.store.deliver(events)
+        return sum(not isinstance(outcome, KillickError) for outcome in outcomes)
 
 
 def _info(engine: Engine, row: RunRow) -> TriggerInfo:

@@ -105,7 +105,7 @@ def test_all_that_a_state_was_is_in_the_log_and_a_growing_one_costs_what_is_new(
             each.save_state("A7", f"turn {turn}", {"id": "A7", "said": said})
     ours.close()
     with killick.open(tmp_path / "killick.db") as kd:
-        assert kd.verify().problems == []
+        assert kd.store.verify().problems == []
     big, small = (sum(f.stat().st_size for f in tmp_path.glob(f"{name}*")) for name in ("flows.db", "killick.db"))
     print(f"60 turns of 2 KB, each saved: SQLiteFlowPersistence {big / 1e6:.1f} MB, Killick {small / 1e6:.2f} MB")
     assert small < big / 8

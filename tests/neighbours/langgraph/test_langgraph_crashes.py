@@ -69,4 +69,4 @@ def test_no_checkpoint_and_no_writes_are_ever_torn(lives: tuple[Path, list[list[
             last = len(said) - 1
             assert last == each.metadata["step"]
             assert each.pending_writes in ([], [(f"task-{last}", "said", said), (f"task-{last}", "more", last)])
-        assert saver._threads.client.verify().holds
+        assert saver._threads.client.store.verify().holds

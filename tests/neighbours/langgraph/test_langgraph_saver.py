@@ -265,7 +265,7 @@ def test_threads_are_nobody_s_runs_and_verification_reads_them(saver: KillickSav
         mine = KillickSaver(client)
         put(mine, config(), a="x" * 5000)
         assert client.list() == []
-        assert client.verify().holds
+        assert client.store.verify().holds
         mine.close()
         assert mine.get_tuple(config()) is not None  # the client is its owner's to close
 
@@ -285,7 +285,7 @@ def test_what_was_erased_is_told_and_the_thread_goes_on(tmp_path: Path) -> None:
         assert found.checkpoint["channel_values"] == {"said": "something else " * 50}
         with pytest.raises(ValueErased):
             saver.get_tuple(first)
-        assert client.verify().holds
+        assert client.store.verify().holds
 
 
 # real graphs ----------------------------------------------------------------------------------------

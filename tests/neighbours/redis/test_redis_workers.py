@@ -209,7 +209,7 @@ def test_every_run_ends_and_every_effect_happens_once_though_workers_and_the_ser
             assert [handle.result(timeout=LIMIT_SECONDS) for handle in orders] == list(range(12))
             counted = Counter(key.split(":")[0] for key in os.listdir(book))
             assert counted == {f"order-{number}": 4 for number in range(12)}
-            assert not kd.verify().problems
+            assert not kd.store.verify().problems
     finally:
         for each in workers:
             each.kill()
@@ -242,7 +242,7 @@ def test_a_run_waits_for_a_person_and_goes_on_from_what_is_kept(url: str) -> Non
     with killick.open(url) as kd:
         kd.answer("a1", "approve", by="ann")
         assert kd.run(asking, 5, id="a1") == "paid"
-        assert not kd.verify().problems
+        assert not kd.store.verify().problems
         assert isinstance(kd.runtime.store, RedisStore)
 
 

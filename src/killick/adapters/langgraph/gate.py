@@ -156,7 +156,7 @@ class Gate:
             if wait.waits_for == "answer" and key.startswith(asked):
                 with suppress(AnswerRefused):  # it was ended since
                     reason = "the conversation continued without it"
-                    self._client.as_sync().skip(run, wait.step, by=_GATE, because=reason)
+                    self._client.as_sync().edit.skip(run, wait.step, by=_GATE, because=reason)
 
     def _answering(self, call: Call, fn: Callable[..., Any]) -> Callable[..., Any]:
         return answering(cast("AnyTool", call.tool), fn, self._errors, _BUBBLES)

@@ -52,7 +52,7 @@ def set_command(shell: Shell, run: str, changes: tuple[str, ...], unset: tuple[s
     if own := [name for name in given if name in ("by", "unset", "saw", "because")]:
         raise CommandFailed(f"{own[0]}: cannot be set from here; set it in the agent, with run.update")
     shell.load_app()
-    done = shell.client.set(run, unset=unset, **how, **given)
+    done = shell.client.edit.set(run, unset=unset, **how, **given)
     names, version = [*given, *unset], shell.client.state(run).context.version
     line = f"{', '.join(names)} {done}; its code sees it when its next step returns"
     _said(shell, run, done, line, names=names, version=version)
@@ -73,7 +73,7 @@ def override_command(shell: Shell, run: str, step: str, value: str, **who: Any) 
       killick edit override claim_17 9 no --because "they withdrew"
     """
     shell.load_app()
-    _said(shell, run, shell.client.override(run, step, value_of(value), **who), step=step)
+    _said(shell, run, shell.client.edit.override(run, step, value_of(value), **who), step=step)
 
 
 @command("skip", app=True)
@@ -88,7 +88,7 @@ def skip_command(shell: Shell, run: str, step: str, **who: Any) -> None:
     \b
       killick edit skip claim_17 9 --because "the office is closed"
     """
-    _said(shell, run, shell.client.skip(run, step, **who), step=step)
+    _said(shell, run, shell.client.edit.skip(run, step, **who), step=step)
 
 
 @command("retry", app=True)
@@ -97,7 +97,7 @@ def skip_command(shell: Shell, run: str, step: str, **who: Any) -> None:
 @who_options
 def retry_command(shell: Shell, run: str, step: str | None, **who: Any) -> None:
     """Retry a step now that waits for a backoff or a rate limit. STEP is optional where only one does."""
-    _said(shell, run, shell.client.retry(run, step, **who), step=step)
+    _said(shell, run, shell.client.edit.retry(run, step, **who), step=step)
 
 
 @command("note")
@@ -110,7 +110,7 @@ def note_command(shell: Shell, run: str, text: str, by: str | None) -> None:
     \b
       killick edit note claim_17 "called the customer, who is content"
     """
-    shell.client.note(run, value_of(text), by=by)
+    shell.client.edit.note(run, value_of(text), by=by)
     _said(shell, run, "noted", f"noted; killick show {run} shows it")
 
 
@@ -124,6 +124,6 @@ def priority_command(shell: Shell, run: str, priority: int, **who: Any) -> None:
     \b
       killick edit priority claim_17 10
     """
-    shell.client.prioritize(run, priority, **who)
+    shell.client.edit.prioritize(run, priority, **who)
     line = f"has priority {priority} from its next step on"
     _said(shell, run, "prioritized", line, priority=priority)

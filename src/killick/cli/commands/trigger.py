@@ -22,7 +22,7 @@ NAME_COLUMNS_MAX: Final = 24
 
 @completing
 def _complete_name(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    return [(each.name, each.what) for each in shell.client.triggers()]
+    return [(each.name, each.what) for each in shell.client.triggers.list()]
 
 
 _name: Final = click.argument("name", shell_complete=_complete_name)
@@ -33,7 +33,7 @@ def _found(shell: Shell, name: str) -> TriggerInfo:
     shell.load_app()
     found = triggers.named(shell.client, name)
     if found is None:
-        hint = nearest(name, (each.name for each in shell.client.triggers()), "`killick trigger` lists them")
+        hint = nearest(name, (each.name for each in shell.client.triggers.list()), "`killick trigger` lists them")
         raise CommandFailed(f"{name}: no such trigger in {shell.store.place}; {hint}")
     return found
 
@@ -57,7 +57,7 @@ def list_command(shell: Shell) -> None:
     killick trigger list --json
     """
     shell.load_app()
-    found = shell.client.triggers()
+    found = shell.client.triggers.list()
     if shell.json:
         shell.emit([triggers.trigger(shell.client, each) for each in found])
         return
@@ -175,7 +175,7 @@ def fire_command(shell: Shell, name: str, given: str | None, by: str | None) -> 
     """
     found = _found(shell, name)
     options = {} if given is None else {"input": value_of(given)}
-    run = shell.client.fire(found.name, by=by, **options)
+    run = shell.client.triggers.fire(found.name, by=by, **options)
     started = shell.store.head(run) is not None
     shell.emit({"trigger": found.name, "run": run, "started": started})
     _say(shell, found.name, f"started {run}" if started else f"asked for {run}; a worker starts it")
@@ -193,7 +193,7 @@ def publish_command(shell: Shell, event: str, body: str | None, id: str | None, 
     killick trigger publish order.created '{"number": 17}' --id order-17
     """
     shell.load_app()
-    receivers = shell.client.publish(event, value_of(body), id=id, by=by)
+    receivers = shell.client.triggers.publish(event, value_of(body), id=id, by=by)
     shell.emit({"event": event, "receivers": receivers})
     if receivers:
         _say(shell, event, f"received by {counted(receivers, 'trigger')}")

@@ -60,7 +60,7 @@ def demo_command(folder: Path) -> int:
         narrator.row("", "the API", f"calendar_api.py, a separate process at {address}")
         narrator.row("", "the log", "killick.db; the lines below are read from it")
         play(narrator, kd, folder, address)
-        report = kd.verify()
+        report = kd.store.verify()
         check(report.holds, "the record was to verify")
         narrator.row("✓", "the log", f"{report.events} events; every hash matches", style=GOOD)
     narrator.heading("Try next")

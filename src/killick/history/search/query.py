@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
-from typing import Any, Final, TypedDict, TypeVar, Unpack
+from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
-from killick.blocking import Awaits, Blocks, InThread
+from killick.blocking import Blocks, C, Group, InThread
 from killick.errors import KillickError, RunBroken, RunUnknown, StoreError, StoreFull, StoreReadOnly, ValueErased
 from killick.history.search.index import Marked, Progress, Scan, catch_up
 from killick.history.search.results import (
@@ -82,10 +82,15 @@ class _Where(TypedDict):
 # asking -------------------------------------------------------------------------------------------
 
 
-class AnyFinder:
-    """One method for each kind of query, with its own filters and result type."""
+class Finder(Group[C]):
+    """Queries across runs and time. Every query takes the filters of `Within`: agent, run, time and limit."""
 
-    def __init__(self, log: Log) -> None:
+    @overload
+    def __init__(self: Finder[Blocks], log: Log) -> None: ...
+    @overload
+    def __init__(self, log: Log, client: C) -> None: ...
+    def __init__(self, log: Log, client: Any = None) -> None:
+        super().__init__(client or Blocks())
         self._log = log
 
     @InThread
@@ -301,14 +306,6 @@ class AnyFinder:
         items = list(found if limit is None else islice(found, limit + 1))
         more = limit is not None and len(items) > limit
         return Findings(items[:limit], more=more, scanned=scanned, unread=tuple(dict.fromkeys(unread)))
-
-
-class Finder(AnyFinder, Blocks):
-    """Queries across runs and time. Every query takes the filters of `Within`: agent, run, time and limit."""
-
-
-class AsyncFinder(AnyFinder, Awaits):
-    """Queries that are awaited."""
 
 
 _Read = Callable[["_Reader", TermPosition, e.Event], Iterator[T]]

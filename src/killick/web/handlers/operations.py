@@ -295,16 +295,16 @@ COMMANDS: Final[dict[str, Command]] = {
     "set": Command(
         "Change entries of a run's context; its code sees the change when its next step returns.", SetRequest,
         lambda run, body: previews.change(run, body.set, body.unset, body.saw),
-        lambda client, run, body, by: client.set(run, saw=body.saw, unset=body.unset, **by, **body.set),
+        lambda client, run, body, by: client.edit.set(run, saw=body.saw, unset=body.unset, **by, **body.set),
     ),
     "prioritize": Command(
         "Give a run another priority.", PriorityRequest, lambda run, body: previews.prioritize(run, body.priority),
-        lambda client, run, body, by: client.prioritize(run, body.priority, **by),
+        lambda client, run, body, by: client.edit.prioritize(run, body.priority, **by),
         "has the new priority from its next step on",
     ),
     "note": Command(
         "Add a note to a run's record.", NoteRequest, lambda run, _: previews.note(run),
-        lambda client, run, body, by: client.note(run, body.note, by=by["by"]), "noted",
+        lambda client, run, body, by: client.edit.note(run, body.note, by=by["by"]), "noted",
     ),
     "say": Command(
         "Send a text to a run; its loop reads it before the next model call.", SayRequest,
@@ -314,16 +314,16 @@ COMMANDS: Final[dict[str, Command]] = {
     "override": Command(
         "Give a pending step its result, instead of executing it.", OverrideRequest,
         lambda run, body: previews.override(run, body.step, body.output),
-        lambda client, run, body, by: client.override(run, body.step, body.output, **by),
+        lambda client, run, body, by: client.edit.override(run, body.step, body.output, **by),
     ),
     "skip": Command(
         "End a pending step without executing it.", StepRequest, lambda run, body: previews.skip(run, body.step),
-        lambda client, run, body, by: client.skip(run, body.step, **by),
+        lambda client, run, body, by: client.edit.skip(run, body.step, **by),
     ),
     "retry": Command(
         "Retry a step now that waits for a backoff or a rate limit.", RetryRequest,
         lambda run, body: previews.retry(run, body.step),
-        lambda client, run, body, by: client.retry(run, body.step, **by),
+        lambda client, run, body, by: client.edit.retry(run, body.step, **by),
     ),
     "rewind": Command(
         "Rewind a run to a place in its history; its code runs again from there.", RewindRequest,

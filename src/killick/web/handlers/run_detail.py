@@ -212,7 +212,7 @@ class Verification(Document, frozen=True):
 
 def verify(call: Call[RunAsked, Nothing]) -> Verification:
     """Read a run's whole record again, prove it, and say where it breaks if it does."""
-    report = call.client.verify(call.asked.run)
+    report = call.client.store.verify(call.asked.run)
     problems, harmless = (tuple(map(VerificationProblem.of, each)) for each in (report.problems, report.explained))
     return Verification.of(report, run=call.asked.run, at_us=call.now_us, problems=problems, explained=harmless)
 
@@ -226,7 +226,7 @@ def export(call: Call[ExportAsked, Nothing]) -> Response:
     run = call.asked.run
     if call.client.runtime.store.head(run) is None:
         raise RunUnknown(run)
-    body = call.client.export(
+    body = call.client.store.export(
         run, children=call.asked.children, redact=call.mask.redaction(run) if call.mask else False
     )
     name = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "_" for each in run)[:80]

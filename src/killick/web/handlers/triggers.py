@@ -102,7 +102,7 @@ class TriggerResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def triggers(call: Call[Nothing, Nothing]) -> Triggers:
     """Every trigger: its source, its next time and its last run; and how far every hook is."""
-    found = tuple(present.trigger(call.client, each) for each in call.client.triggers())
+    found = tuple(present.trigger(call.client, each) for each in call.client.triggers.list())
     return Triggers(triggers=found, hooks=tuple(hook_lines(call.client)))
 
 
@@ -148,7 +148,7 @@ def fire(call: Call[TriggerAsked, FireRequest]) -> FireResult:
     """Fire a trigger now. Where its code is not loaded here, a worker fires it."""
     name = _known(call.client, call.asked.name).name
     options = {} if call.body.input is msgspec.UNSET else {"input": call.body.input}
-    run = call.client.fire(name, by=call.person.name, **options)
+    run = call.client.triggers.fire(name, by=call.person.name, **options)
     return FireResult(trigger=name, run=run, started=call.client.runtime.store.head(run) is not None)
 
 
@@ -206,7 +206,8 @@ def publish(call: Call[Nothing, PublishRequest]) -> PublishResult:
     An event without a listening trigger is not kept. With an id, or an `Idempotency-Key`, it counts once.
     """
     event = call.body
-    receivers = call.client.publish(event.name, event.body, id=event.id or derived(call, "event"), by=call.person.name)
+    message = event.id or derived(call, "event")
+    receivers = call.client.triggers.publish(event.name, event.body, id=message, by=call.person.name)
     return PublishResult(name=event.name, receivers=receivers)
 
 

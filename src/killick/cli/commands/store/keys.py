@@ -16,6 +16,6 @@ def rotate_command(shell: Shell) -> None:
     \b
       KILLICK_KEYS=new.key,old.key killick store rotate
     """
-    count = shell.client.rotate_keys(by=current_user())
+    count = shell.client.store.rotate_keys(by=current_user())
     shell.emit({"keys": count})
     shell.say("✓", f"wrapped {counted(count, 'data key')} by the first master key; take the old one away")

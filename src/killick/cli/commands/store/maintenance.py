@@ -166,7 +166,7 @@ def erase_command(
 def erase_subject(shell: Shell, subject: str, *, yes: bool) -> None:
     """Destroys the key of a data subject."""
     shell.confirm(f"Destroy the key of {subject}? Nothing of theirs can be read again.", yes=yes)
-    found = shell.client.erase(subject, by=current_user())
+    found = shell.client.store.erase(subject, by=current_user())
     shell.emit(msgspec.structs.asdict(found))
     shell.say("✓", f"destroyed the key of {subject}: {counted(found.runs, 'run')} unreadable, their logs still verify")
     if not found.in_backups:
