@@ -27,10 +27,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import killick
+from killick.encryption.store import decrypting
 from killick.errors import KillickError, StoreBusy, StoreFull, StoreUnavailable
 from killick.model import crash_loop
-from killick.store import SqliteStore
+from killick.store import open_store
+from killick.store.protocol import Store
 from killick.store.records import ENDED
+from servers import server
 from soak.conducting import fork
 from soak.draws import draw
 from warm import load_client
@@ -46,6 +49,8 @@ OPS: Final = (
 )  # fmt: skip
 FOLDER: Final = {"path": Path()}
 SEED: Final = {"seed": 0}
+STORE: Final = {"store": "sqlite"}
+KEY: Final = bytes(range(32))
 MANY: Final = killick.Retry(attempts=100, first=0.02, max=0.1)
 
 
@@ -210,9 +215,9 @@ async def story(run: killick.Run, told: list[int]) -> list[int]:
 class Failing:
     """A store whose operations fail in bursts, before or after they are done."""
 
-    def __init__(self, store: SqliteStore, chance: random.Random, share: float) -> None:
-        self._store, self._chance, self._share = store, chance, share
-        self._burst = 0
+    def __init__(self, store: Store, chance: random.Random) -> None:
+        self._store, self._chance = store, chance
+        self.share, self._burst = 0.0, 0
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
@@ -220,7 +225,7 @@ class Failing:
 
     def _risked(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         def risked(*args: Any, **options: Any) -> Any:
-            if self._burst == 0 and self._chance.random() < self._share:
+            if self._burst == 0 and self._chance.random() < self.share:
                 self._burst = self._chance.choice((1, 1, 1, 3, 10))
             fails = self._burst > 0
             self._burst -= fails
@@ -237,8 +242,18 @@ class Failing:
 
 
 def _client(share: float, seed: int) -> killick.Client:
-    store = SqliteStore(FOLDER["path"] / "killick.db", durability="process")
-    return killick.Client(Failing(store, random.Random(seed), share), grace_seconds=0.3)  # type: ignore[arg-type]
+    """A client of the story's store, which begins to fail once it is open."""
+    kind = STORE["store"]
+    if kind in ("sqlite", "encrypted"):
+        options: dict[str, Any] = {"durability": "process"}
+        url, lease = f"sqlite:///{FOLDER['path']}/killick.db", {}
+    else:
+        options, url = {}, f"{kind}{'&' if '?' in kind else '?'}namespace=story_{SEED['seed']}"
+        lease = {"lease_seconds": LEASE_SECONDS}
+    store: Any = Failing(open_store(url, **options), random.Random(seed))
+    kd = killick.Client(decrypting(store, KEY) if kind == "encrypted" else store, grace_seconds=0.3, **lease)
+    store.share = share
+    return kd
 
 
 # who takes part -----------------------------------------------------------------------------------
@@ -531,12 +546,14 @@ def _told(seed: int, seconds: float, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="soak.stories", description=__doc__)
+    parser.add_argument("--store", default="sqlite", help="sqlite, encrypted, postgres, or the URL of a server")
     parser.add_argument("--seed", type=int, default=random.randrange(10**9), help="of the first story")
     parser.add_argument("--stories", type=int, default=1_000_000)
     parser.add_argument("--story-seconds", type=float, default=6.0)
     parser.add_argument("--limit-seconds", type=float, default=600.0, help="after which no further story begins")
     given = parser.parse_args()
     load_client()
+    STORE["store"] = server().url if given.store == "postgres" else given.store
     began, total, failed = time.monotonic(), Counter[str](), 0
     for seed in range(given.seed, given.seed + given.stories):
         if time.monotonic() - began > given.limit_seconds:
