@@ -261,6 +261,41 @@ def test_r14_a_question_that_a_cancel_closed_is_asked_again_when_the_run_goes_on
 # R15: at most once --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("then", ["rewind", "cancel", "failure"])
+def test_r14_a_refusal_says_nothing_about_an_earlier_attempt_whose_outcome_is_not_known(world: Any, then: str) -> None:
+    """The connection breaks after the payment, and the next attempt is refused: the payment is neither repeated under
+    another key nor left out when the run is undone."""
+    keys: list[str] = []
+    undone: list[str] = []
+
+    @killick.tool(
+        effect="idempotent", retry=killick.Retry(attempts=2 if then == "failure" else 9, first=0),
+        compensate=lambda effect: undone.append(effect.key),
+    )  # fmt: skip
+    async def pay(amount: int, key: str = killick.KEY) -> str:
+        keys.append(key)
+        if len(keys) == 1:
+            raise ConnectionResetError("after the payment")
+        if len(keys) == 2:
+            raise killick.NotDone("closed") if then == "failure" else killick.errors.RateLimited("429", retry_after=900)
+        return "paid"
+
+    @killick.agent(on_failure="compensate")
+    async def payer(run: killick.Run) -> str:
+        return await run.call(pay, 7)
+
+    kd = world.kd
+    kd.start(payer, id="r")
+    kd.advance("r")
+    if then == "rewind":
+        kd.rewind("r", "1:before")
+    elif then == "cancel":
+        kd.cancel("r", compensate=True)
+    assert kd.advance("r").status == {"rewind": "completed", "cancel": "cancelled", "failure": "failed"}[then]
+    assert keys == [keys[0]] * (3 if then == "rewind" else 2)
+    assert undone == ([] if then == "rewind" else [keys[0]])
+
+
 @pytest.mark.parametrize("transient", [ConnectionResetError("?"), TimeoutError("?"), OSError("?"), KeyError("?")])
 def test_r15_at_most_once_is_never_tried_again_by_itself(world: Any, bank: Bank, transient: Exception) -> None:
     plan((bank.failing(transient, retry=killick.Retry(attempts=9)), "ann"))

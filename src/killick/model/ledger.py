@@ -20,6 +20,8 @@ from killick.type_init import ready
 EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone"]
 
 _NOT_THERE: Final = ("did_not_happen", "undone")
+_TAKEN_BACK: Final = ("workspace", "transaction")
+"""The effects of which an attempt that ended without an outcome leaves nothing behind."""
 
 BUDGET: Final = "killick.budget"
 """The claim space that orders counted effects within a budget group."""
@@ -47,6 +49,8 @@ class Effect(msgspec.Struct, array_like=True, gc=False):
     """Where later timelines reused it: by an attempt under its key, or by its result."""
     undoes: int = 0
     claims: tuple[str, ...] = ()
+    doubted: bool = False
+    """Whether an attempt before the last one has an unknown outcome: the last one's refusal does not settle that."""
 
 
 class Consumed(msgspec.Struct, array_like=True, gc=False):
@@ -347,16 +351,9 @@ def _run_taken(ledger: Ledger, seq: int, event: e.RunTaken) -> None:
 def _run_repaired(ledger: Ledger, seq: int, event: e.RunRepaired) -> None:
     for doubt in event.doubts:
         if doubt.key not in ledger.facts.open:
+            generation = ledger.facts.generation
             effect = Effect(
-                doubt.key,
-                doubt.step,
-                ledger.facts.generation,
-                doubt.tool,
-                "at_most_once",
-                None,
-                seq,
-                seq,
-                doubt.attempt,
+                doubt.key, doubt.step, generation, doubt.tool, "at_most_once", None, seq, seq, doubt.attempt
             )
             ledger.begin(effect)
             ledger.facts.keys[doubt.step] = doubt.key
@@ -422,6 +419,8 @@ def _attempt_started(ledger: Ledger, seq: int, event: e.Started) -> None:
     facts.keys.pop(event.step, None)
     effect = ledger.changing(event.key) or (None if event.action is None else ledger.reopening(event.key))
     if effect is not None:
+        if effect.status in ("open", "in_doubt") and effect.effect not in _TAKEN_BACK:
+            effect.doubted = True
         ledger.turn(effect, "open")
         effect.attempts, effect.claims = event.attempt, event.claims or effect.claims
         if effect.generation != facts.generation:
@@ -451,10 +450,10 @@ def _attempt_ended(ledger: Ledger, seq: int, event: e.AttemptEnded) -> None:
         return
     if event.outcome == "returned":
         ledger.close(effect, "happened", seq)
-    elif event.outcome == "refused" and event.retry_at is None:
-        ledger.close(effect, "did_not_happen", seq)
+    elif event.outcome == "unknown" or effect.doubted:
+        ledger.turn(effect, "in_doubt", seq)
     else:
-        ledger.turn(effect, "in_doubt" if event.outcome == "unknown" else "did_not_happen", seq)
+        (ledger.close if event.retry_at is None else ledger.turn)(effect, "did_not_happen", seq)
 
 
 def _attempt_settled(ledger: Ledger, seq: int, event: e.AttemptSettled) -> None:
@@ -464,6 +463,7 @@ def _attempt_settled(ledger: Ledger, seq: int, event: e.AttemptSettled) -> None:
         ledger.close(effect, "happened", seq)
     elif effect is not None and event.settlement == "did_not_happen":
         # It may be retried under the same key, so it stays accessible.
+        effect.doubted = False
         ledger.turn(effect, "did_not_happen", seq)
 
 
