@@ -15,11 +15,12 @@ from killick.archive.export import load
 from killick.cli.main import main
 from killick.encryption import keyring
 from killick.encryption.master_key import LocalKey, described, master_keys
-from killick.encryption.store import DecryptingStore
+from killick.encryption.store import DecryptingStore, decrypting
 from killick.errors import KeyRefused, RunWaiting
 from killick.log import Log
 from killick.model import events as e
-from killick.store import Store
+from killick.store import SqliteStore, Store
+from killick.store.records import Head
 from killick.triggers import TRIGGERS, on_event
 from killick.web.app import asgi
 from killick.web.auth.access import Identified
@@ -119,6 +120,22 @@ def test_a_store_with_runs_in_clear_takes_no_keys(tmp_path: Path) -> None:
             with pytest.raises(KeyRefused, match="is not encrypted"):
                 operation()
     assert "has runs in clear" in refused(tmp_path, keys=KEY)
+
+
+def test_two_processes_may_open_a_new_store_at_once(tmp_path: Path) -> None:
+    class Slow(SqliteStore):
+        """The other process is quicker: it opens the store and starts a run after this one's first look."""
+
+        def head(self, run: str) -> Head | None:
+            found = super().head(run)
+            if not others:
+                others.append(killick.open(str(tmp_path / "killick.db"), keys=KEY))
+                others[0].run(quick, "ada", id="r")
+            return found
+
+    others: list[killick.Client] = []
+    with killick.Client(decrypting(cast(Store, Slow(tmp_path / "killick.db")), KEY)) as kd, others[0]:
+        assert kd.state("r").result == others[0].state("r").result
 
 
 # rotation -----------------------------------------------------------------------------------------
