@@ -47,9 +47,14 @@ OPS: Final = (
     "keyed", "once", "keyed_thread", "once_thread", "twice", "twice_once", "gather", "child", "wait", "ask", "sleep",
     "odd", "hears",
 )  # fmt: skip
+MORE_OPS: Final = (*OPS, "late", "once_late", "limited", "model", "propose", "booked")
+MORE_FROM: Final = 10_000
+"""The seed of the first story with more ops: those before found bugs, and stay as they are."""
+
 FOLDER: Final = {"path": Path()}
 SEED: Final = {"seed": 0}
 STORE: Final = {"store": "sqlite"}
+LOCAL: Final = ("sqlite", "encrypted")
 KEY: Final = bytes(range(32))
 MANY: Final = killick.Retry(attempts=100, first=0.02, max=0.1)
 
@@ -157,12 +162,48 @@ def asked(what: str, step: killick.ToolStep = killick.STEP) -> int:
     return _act_blocking(what, step, honours=False)
 
 
+@killick.tool(name="story_late", effect="idempotent", timeout=0.15, retry=MANY, compensate=take_back)
+def late(what: str, step: killick.ToolStep = killick.STEP) -> int:
+    """Its thread may outlive its attempt."""
+    return _act_blocking(what, step, honours=True)
+
+
+@killick.tool(name="story_once_late", reconcile=settle, timeout=0.15, retry=MANY, compensate=take_back)
+async def once_late(what: str, step: killick.ToolStep = killick.STEP) -> int:
+    return await _act(what, step, honours=False)
+
+
+@killick.tool(name="story_limited", effect="idempotent", retry=MANY, compensate=take_back)
+async def limited(what: str, step: killick.ToolStep = killick.STEP) -> int:
+    if draw(SEED["seed"], step.key, step.attempt, "limited") < 0.5:
+        raise killick.errors.RateLimited("429", retry_after=0.1)
+    return await _act(what, step, honours=True)
+
+
+@killick.tool(name="story_booked", effect="transaction", retry=MANY)
+def booked(what: str, tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> None:
+    """Its books are in the store's own file."""
+    tx.execute("CREATE TABLE IF NOT EXISTS story_booked (key TEXT)")
+    tx.execute("INSERT INTO story_booked VALUES (?)", (step.key,))
+    time.sleep(_dawdle(step, "before") / 10)
+    if draw(SEED["seed"], step.key, step.attempt, "breaks") < 0.1:
+        raise ConnectionResetError("the line broke")
+
+
+async def think(what: str) -> str:
+    await asyncio.sleep(0.05 * draw(SEED["seed"], what, "think"))
+    return f"about {what} \N{PARTY POPPER}"
+
+
 @killick.tool(name="story_odd", effect="reads")
 def odd(what: str) -> str:
     raise ValueError(f"{what}: \udce4\ud83d")
 
 
-TOOLS: Final = {"keyed": keyed, "once": once, "keyed_thread": keyed_thread, "once_thread": once_thread, "asked": asked}
+TOOLS: Final = {
+    "keyed": keyed, "once": once, "keyed_thread": keyed_thread, "once_thread": once_thread, "asked": asked,
+    "late": late, "once_late": once_late, "limited": limited,
+}  # fmt: skip
 
 
 # agents -------------------------------------------------------------------------------------------
@@ -171,7 +212,8 @@ TOOLS: Final = {"keyed": keyed, "once": once, "keyed_thread": keyed_thread, "onc
 def plan(number: int, depth: int) -> list[tuple[str, str]]:
     """The steps of an agent, and what each is about; equal actions are frequent."""
     place = (SEED["seed"], "plan", number, depth)
-    ops = [*OPS, "asked"] if depth == 0 else [op for op in OPS if op != "child"]
+    known = OPS if SEED["seed"] < MORE_FROM else MORE_OPS
+    ops = [*known, "asked"] if depth == 0 else [op for op in known if op != "child"]
     count = 2 + int(5 * draw(*place, "count"))
     return [
         (ops[int(len(ops) * draw(*place, at, "op"))], f"{number}/{depth}/{int(2 * draw(*place, at, 'what'))}")
@@ -195,6 +237,14 @@ async def story(run: killick.Run, told: list[int]) -> list[int]:
             receipts += await run.gather(*calls)
         elif op == "child":
             receipts += await (await run.spawn(story, [number, depth + 1])).result()
+        elif op == "propose":
+            if (made := await run.propose(once, what)).result is not None:
+                receipts.append(made.result)
+        elif op == "model":
+            await run.model(think, what)
+        elif op == "booked":
+            if STORE["store"] in LOCAL:  # the transactions of other stores are another database's
+                await run.call(booked, what)
         elif op == "wait":
             await run.wait(what)
         elif op == "ask":
@@ -244,7 +294,7 @@ class Failing:
 def _client(share: float, seed: int) -> killick.Client:
     """A client of the story's store, which begins to fail once it is open."""
     kind = STORE["store"]
-    if kind in ("sqlite", "encrypted"):
+    if kind in LOCAL:
         options: dict[str, Any] = {"durability": "process"}
         url, lease = f"sqlite:///{FOLDER['path']}/killick.db", {}
     else:
@@ -353,7 +403,11 @@ def reply(kd: killick.Client, wait: Any, *, stop: bool = False) -> None:
         else:
             kd.answer(wait.id, "happened", value=found, by="bob")
     elif wait.waits_for == "answer":
-        kd.answer(wait.id, "approve", by="bob")
+        mood = draw(SEED["seed"], wait.id)
+        if "edit" in wait.verbs and mood < 0.4:
+            kd.answer(wait.id, "edit", value={"what": "9/9/9"}, by="bob")
+        else:
+            kd.answer(wait.id, "reject" if "edit" in wait.verbs and mood < 0.6 else "approve", by="bob")
 
 
 def _key_of(kd: killick.Client, wait: Any) -> str | None:
@@ -474,6 +528,7 @@ def judged(counts: Counter[str]) -> Iterator[str]:
     with books() as db:
         done = db.execute("SELECT receipt, key, what FROM done").fetchall()
         undone = Counter(key for (key,) in db.execute("SELECT key FROM undone"))
+    done += [(0, key, "") for key in _booked()]
     counts["effects"] += len(done)
     by_key = Counter(key for _, key, _ in done)
     yield from (f"{key}: done {count} times" for key, count in by_key.items() if count > 1)
@@ -504,6 +559,17 @@ def judged(counts: Counter[str]) -> Iterator[str]:
             yield f"{key}: on record as done, and the books have nothing"
         if "undone" in statuses and not undone[key]:
             yield f"{key}: on record as undone, and the books have nothing"
+
+
+def _booked() -> list[str]:
+    """The keys of what tools wrote into the store's own file."""
+    if STORE["store"] not in LOCAL:
+        return []
+    with contextlib.closing(sqlite3.connect(FOLDER["path"] / "killick.db")) as db:
+        try:
+            return [key for (key,) in db.execute("SELECT key FROM story_booked")]
+        except sqlite3.OperationalError:
+            return []
 
 
 def _receipts(run: str, receipts: list[int], what_of: dict[int, str]) -> Iterator[str]:
