@@ -10,6 +10,7 @@ import pytest
 
 import killick
 from killick.engine.steps import workspace_folders
+from killick.engine.steps.workspace_hook import Files
 from killick.errors import TimeRefused
 from killick.model import events as e
 from killick.workspace.vault.vault import Vault
@@ -67,6 +68,42 @@ STATES: list[dict[str, str]] = [
 
 
 # rewind -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unrecorded(kd: killick.Client, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run whose process changed a file, and died before the snapshot of it was on record."""
+    agent = editing(folder)
+    with monkeypatch.context() as patch:
+        record: Any = Files._record  # pyright: ignore[reportPrivateUsage]
+        patch.setattr(Files, "_record", lambda *given: None if told(folder).get("a") else record(*given))
+        with pytest.raises(killick.RunWaiting):
+            kd.run(agent, [["write", "a", "1"], ["ask"], ["write", "a", "2"]], id="r")
+    return agent
+
+
+def test_a_change_that_no_snapshot_has_yet_survives_a_rewind(kd: killick.Client, folder: Path, unrecorded: Any) -> None:
+    kd.rewind("r", "1:after")
+    assert told(folder) == STATES[1]
+
+
+def test_a_change_that_no_snapshot_has_yet_is_in_a_fork(kd: killick.Client, folder: Path, unrecorded: Any) -> None:
+    kd.fork("r", "1:after", id="f")
+    assert told(folder.with_name(f"{folder.name}-f")) == told(folder) == STATES[1]
+
+
+@pytest.mark.parametrize("process", ["next", "same"])
+def test_a_late_snapshot_of_a_change_counts_from_where_it_was_made(
+    kd: killick.Client, folder: Path, unrecorded: Any, process: str
+) -> None:
+    kd.answer("r", "approve", by="ann")
+    with killick.open(kd.runtime.store.place) as other:
+        (other if process == "next" else kd).run(unrecorded, id="r")
+    assert told(folder) == STATES[2]
+    kd.rewind("r", "1:after")
+    assert told(folder) == STATES[1]
+    kd.undo("r", "1")
+    assert told(folder) == STATES[0]
 
 
 @pytest.mark.slow

@@ -17,11 +17,12 @@ from killick.engine.control.commands import leased
 from killick.engine.engine import Engine
 from killick.engine.leases import LEASE_SECONDS, Leases
 from killick.engine.steps.workspace_folders import hidden_of, owner_of
+from killick.engine.steps.workspace_hook import captured
 from killick.engine.steps.workspace_hook import restored as as_entry
 from killick.errors import WorkspaceRefused
 from killick.history import workspace_files
 from killick.history.workspace_files import Files, id_of
-from killick.log.writer import Entry, RunLog
+from killick.log.writer import RunLog
 from killick.model import events as e
 from killick.model.ledger import LedgerFacts
 from killick.workspace import tree
@@ -163,11 +164,7 @@ def _recorded(
     named = [workspace_files.shown(path) for path in paths] or None
     entries = [as_entry(done, e.to_text(found.root), "asked", at=at, by=by, paths=named)]
     if handle.ledger.files_at(handle.seq) != e.to_text(now.root):
-        captured = e.WorkspaceCaptured(
-            at=at, after=handle.seq + 1, root=e.to_text(now.root), files=now.files, size_bytes=now.size_bytes,
-            changed=done.written + done.removed, processes=len(now.processes),
-        )  # fmt: skip
-        entries.append(Entry(captured, {"left_out": list(now.left_out)} if now.left_out else None))
+        entries.append(captured(now, handle.seq + 1, at=at, changed=done.written + done.removed))
     handle.append(*entries)
 
 

@@ -26,7 +26,7 @@ from killick.engine.effects.fork import UNCHANGED, Conditions, Fork, fork
 from killick.engine.effects.rewind import rewind
 from killick.engine.engine import Engine
 from killick.engine.steps.workspace_folders import owner_of, workspace_of
-from killick.engine.steps.workspace_hook import describe_restore, restored
+from killick.engine.steps.workspace_hook import captured, describe_restore, restored
 from killick.engine.waits import waits
 from killick.errors import (
     AgentUnknown,
@@ -46,9 +46,10 @@ from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.facts import OUT_OF_BAND, Step
 from killick.model.fold import Fold
-from killick.model.ledger import Ledger
+from killick.model.ledger import Capture, Ledger
 from killick.model.typed import convert
 from killick.store.records import Append, Message, Row
+from killick.workspace.workspace import Snapshot
 
 PAUSE_SECONDS_MAX: Final = 30.0
 """How long a resume waits for a pause that a tool under way delays."""
@@ -69,13 +70,27 @@ def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str |
         if handle is None:
             holder = f", by {reached.holder}, which holds it" if reached.holder else ""
             return f"{'' if reached.is_taken else 'will be '}taken back to {label}{holder}"
+        if (taken := _uncaptured(engine, run, handle.ledger, handle.key)) is not None:
+            handle.append(captured(taken, handle.ledger.uncaptured(), at=clock.now_us()))
         found = rewind(log, handle, to, at=clock.now_us(), by=by, because=because)
         if sent is None:
             handle.append(found.entry, **found.rights)
         else:
-            taken = Entry(inbox.message_taken(sent, clock.now_us()))
-            handle.append(taken, found.entry, **found.rights, takes=(sent.number,))
+            took = Entry(inbox.message_taken(sent, clock.now_us()))
+            handle.append(took, found.entry, **found.rights, takes=(sent.number,))
         return f"rewound to {found.label}{_files_back(engine, handle, by)}"
+
+
+def _uncaptured(engine: Engine, run: str, ledger: Ledger, key: str | None) -> Snapshot | None:
+    """Takes the files of a run whose last process changed them, and did not live to put a snapshot on record."""
+    if not ledger.uncaptured():
+        return None
+    try:
+        with workspace_of(key, ledger, engine.store) as workspace:
+            return workspace.capture(owner_of(engine.store, run))
+    except (KillickError, OSError) as error:
+        logger.warning("%s: its files are those of its last snapshot: %s", run, error)
+        return None
 
 
 def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
@@ -118,9 +133,12 @@ def forked(
             if engine.store.head(name) is not None:
                 raise RunExists(name)
             folder = _folder_of_fork(engine, run, name, workspace)
+            parent = log.ledger(run)
+            taken = _uncaptured(engine, run, parent, log.key_of(run)) if folder is not None else None
             made = fork(
-                log, run, at, name, conditions, at=engine.clock.now_us(), by=by, because=because, workspace=folder
-            )
+                log, run, at, name, conditions, at=engine.clock.now_us(), by=by, because=because, workspace=folder,
+                captured=None if taken is None else Capture(parent.uncaptured(), e.to_text(taken.root), 0),
+            )  # fmt: skip
             _create_fork(engine, made)
             if made.forked.files is not None:
                 _files_forked(engine, name)

@@ -130,6 +130,8 @@ class LedgerFacts(msgspec.Struct, omit_defaults=True):
     gitignore: bool = True
     files_due: e.Digest | None = None
     """The snapshot still to be restored to the workspace, after a rewind or a fork."""
+    files_changed: int = 0
+    """Where a tool that changes the workspace last returned."""
     due_because: e.RestoredBecause = "rewound"
 
 
@@ -176,6 +178,7 @@ class Ledger:
             self.effects.append(
                 Effect(started.key, started.step, 0, name, effect, identity, seq, last - 1, 1, last, "happened")
             )
+            facts.files_changed = last if effect == "workspace" else facts.files_changed
         facts.seq = last
 
     @property
@@ -199,6 +202,11 @@ class Ledger:
             if capture.after <= seq and (found is None or capture.after >= found.after):
                 found = capture
         return None if found is None else found.root
+
+    def uncaptured(self) -> int:
+        """Returns the last change of the workspace if no snapshot of it is on record yet; otherwise 0."""
+        changed = self.facts.files_changed
+        return 0 if any(capture.after >= changed for capture in reversed(self.captures)) else changed
 
     def files_from(self, seq: int) -> e.Digest | None:
         """Returns the snapshot with which a fork from a seq starts: if none is that early, the first."""
@@ -449,6 +457,7 @@ def _attempt_ended(ledger: Ledger, seq: int, event: e.AttemptEnded) -> None:
     if effect is None:
         return
     if event.outcome == "returned":
+        facts.files_changed = seq if effect.effect == "workspace" else facts.files_changed
         ledger.close(effect, "happened", seq)
     elif event.outcome == "unknown" or effect.doubted:
         ledger.turn(effect, "in_doubt", seq)

@@ -16,6 +16,7 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
+from killick.model.ledger import Capture
 from killick.store.records import Delivery
 from killick.text import meant
 
@@ -47,9 +48,12 @@ class Fork(msgspec.Struct, frozen=True):
 
 def fork(
     log: Log, parent: str, place: str, run: str, conditions: Conditions, *, at: int, by: str | None = None,
-    because: str | None = None, workspace: str | None = None,
+    because: str | None = None, workspace: str | None = None, captured: Capture | None = None,
 ) -> Fork:  # fmt: skip
-    """The first events of a fork: it shares a run's history up to a place, with its files in a workspace of its own."""
+    """The first events of a fork: it shares a run's history up to a place, with its files in a workspace of its own.
+
+    `captured` is a snapshot of its parent's files that is not on record.
+    """
     found = cut(log, parent, place, anew=conditions.output, is_fork=True)
     facts = found.fold.facts
     refuse_own(facts.agent, parent)
@@ -59,10 +63,13 @@ def fork(
     if found.keep:
         # Shared events may have been rewound in between.
         generation = log.ledger(parent, max((found.seq, *found.keep))).facts.generation
+    files = None if workspace is None else log.ledger(parent).files_from(found.seq)
+    if captured is not None and found.seq >= captured.after:
+        files = captured.root
     forked = e.RunForked(
         at=at, run=run, parent=parent, cut=found.seq, keep=found.keep, generation=generation + 1,
         effects=conditions.effects, model=conditions.model, renews_input=conditions.input is not UNCHANGED, by=by,
-        files=None if workspace is None else log.ledger(parent).files_from(found.seq), workspace=workspace,
+        files=files, workspace=workspace,
     )  # fmt: skip
     values: dict[str, Any] = {"because": because} if because else {}
     if conditions.input is not UNCHANGED:

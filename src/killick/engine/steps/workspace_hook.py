@@ -88,8 +88,8 @@ class Files:
         elif doubtful := [step for step in left if step.effect == "workspace" and not self._went_back(step)]:
             # Only one was at it; the others were begun before and had their files brought back, or never touched them.
             await self._left_in_doubt(max(doubtful, key=lambda step: step.attempts[-1].started))
-        elif not left:
-            self.begin(self._since() if ex.was_abandoned else None)
+        elif (is_lost := ex.log.ledger.uncaptured() > 0) or not left:
+            self.begin(self._since() if ex.was_abandoned and not is_lost else None)
 
     def _left_open(self) -> list[Step]:
         """The tools that were running when the run was released: the current files are no boundary."""
@@ -124,9 +124,10 @@ class Files:
     # taking -----------------------------------------------------------------------------------
 
     def begin(self, after: int | None = None, *, check: bool = True) -> Capture:
-        """Take the files in the background, as they are at this point of the log."""
-        capture = self.workspace.begin(self.owner, check=check)
-        after = self.ex.log.seq if after is None else after
+        """Take the files in the background, as they are at this point of the log; or, where the snapshot of the last
+        change was lost, since that."""
+        capture, log = self.workspace.begin(self.owner, check=check), self.ex.log
+        after = after or (0 if self._taking else log.ledger.uncaptured()) or log.seq
         self._taking += 1
         self._unread = capture
         for future, then in (
@@ -160,20 +161,11 @@ class Files:
     def _record(self, snapshot: Snapshot, after: int, check: bool) -> None:
         root = e.to_text(snapshot.root)
         alive = frozenset(each.pid for each in snapshot.processes) if check else self._alive
-        if root == self._last and alive == self._alive:
+        ex = self.ex
+        if root == self._last and alive == self._alive and not ex.log.ledger.uncaptured():
             return
         self._alive = alive
-        ex = self.ex
-        event = e.WorkspaceCaptured(
-            at=ex.now_us(), after=after, root=root, files=snapshot.files, size_bytes=snapshot.size_bytes,
-            changed=snapshot.changed, processes=len(alive),
-        )  # fmt: skip
-        values: dict[str, Any] = {}
-        if snapshot.processes:
-            values["processes"] = _named(snapshot.processes)
-        if snapshot.left_out:
-            values["left_out"] = list(snapshot.left_out[:_TOLD_MAX])
-        ex.write_behind(Entry(event, values or None))
+        ex.write_behind(captured(snapshot, after, at=ex.now_us(), processes=len(alive)))
         self._last = root
 
     async def settle(self) -> None:
@@ -364,6 +356,21 @@ def _same(one: tree.Entry | None, other: tree.Entry | None) -> bool:
 
 def _named(found: Sequence[Process]) -> list[dict[str, Any]]:
     return [{"pid": each.pid, "command": each.command} for each in found[:_TOLD_MAX]]
+
+
+def captured(
+    found: Snapshot, after: int, *, at: int, processes: int | None = None, changed: int | None = None
+) -> Entry:  # fmt: skip
+    """A snapshot as it is put on record."""
+    event = e.WorkspaceCaptured(
+        at=at, after=after, root=e.to_text(found.root), files=found.files, size_bytes=found.size_bytes,
+        changed=found.changed if changed is None else changed,
+        processes=len(found.processes) if processes is None else processes,
+    )  # fmt: skip
+    values: dict[str, Any] = {"processes": _named(found.processes)} if found.processes else {}
+    if found.left_out:
+        values["left_out"] = list(found.left_out[:_TOLD_MAX])
+    return Entry(event, values or None)
 
 
 def restored(
