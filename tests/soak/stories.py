@@ -190,6 +190,17 @@ def booked(what: str, tx: killick.Tx = killick.TX, step: killick.ToolStep = kill
         raise ConnectionResetError("the line broke")
 
 
+@killick.tool(name="story_writes", effect="workspace", retry=MANY)
+def writes(what: str, folder: Path = killick.WORKSPACE, step: killick.ToolStep = killick.STEP) -> None:
+    with (folder / "lines").open("a") as file:
+        file.write(f"{step.id} {what}\n")
+        file.flush()
+        time.sleep(_dawdle(step, "before") / 4)
+        file.write(f"{step.id}.\n")
+    if draw(SEED["seed"], step.key, step.attempt, "breaks") < 0.1:
+        raise ConnectionResetError("the disk hung up")
+
+
 async def think(what: str) -> str:
     await asyncio.sleep(0.05 * draw(SEED["seed"], what, "think"))
     return f"about {what} \N{PARTY POPPER}"
@@ -223,10 +234,24 @@ def plan(number: int, depth: int) -> list[tuple[str, str]]:
 
 @killick.agent(name="story", on_failure="compensate")
 async def story(run: killick.Run, told: list[int]) -> list[int]:
+    return await follow(run, told)
+
+
+AGENTS: Final = {"story": story}
+"""The agents by name. In later stories one of them has a folder for each of its runs."""
+
+
+async def follow_with_files(run: killick.Run, told: list[int]) -> list[int]:
+    return await follow(run, told, files=True)
+
+
+async def follow(run: killick.Run, told: list[int], *, files: bool = False) -> list[int]:
     """Follow a plan; return the receipts."""
     number, depth = told
     receipts: list[int] = []
     for op, what in plan(number, depth):
+        if files:
+            await run.call(writes, what)
         if op in TOOLS:
             receipts.append(await run.call(TOOLS[op], what))
         elif op in ("twice", "twice_once"):
@@ -354,10 +379,10 @@ def meddle(seed: int) -> None:
 
 
 def _meddled(kd: killick.Client, chance: random.Random) -> None:
-    runs = [row.id for row in kd.list(limit=200) if row.agent == "story"]
+    runs = [row.id for row in kd.list(limit=200) if row.agent in AGENTS]
     if len(runs) < 3 or (len(runs) < 14 and chance.random() < 0.15):
-        number = chance.randrange(PLANS)
-        kd.start(story, [number, 0], id=f"s{number}_{chance.randrange(10**6)}")
+        number, agent = chance.randrange(PLANS), chance.choice([*AGENTS.values()])
+        kd.start(agent, [number, 0], id=f"s{number}_{chance.randrange(10**6)}")
         return
     run = chance.choice(runs)
     info = kd.info(run)
@@ -541,9 +566,10 @@ def judged(counts: Counter[str]) -> Iterator[str]:
             state = kd.state(row.id)
             for effect in _ledger(kd, row.id).effects:
                 said[effect.key].add(effect.status)
-            if row.agent != "story":
+            if row.agent not in AGENTS:
                 continue
             if row.status == "completed":
+                yield from _lines(row.id, state.fold, _ledger(kd, row.id).facts.workspace)
                 yield from _receipts(row.id, state.data(state.fold.facts.ended)["result"], what_of)
             elif row.status == "failed":
                 failure = state.data(state.fold.facts.ended)["failure"]
@@ -553,7 +579,8 @@ def judged(counts: Counter[str]) -> Iterator[str]:
         if not said[key] - {"did_not_happen"}:
             yield f"{key}: done, and the record says {said[key] or 'nothing'}"
     for key, statuses in said.items():
-        if "undo" in key or not key.partition(":step_")[2].partition(":")[2].startswith("story_"):
+        tool = key.partition(":step_")[2].partition(":")[2].rpartition(":")[0]
+        if "undo" in key or not tool.startswith("story_") or tool == writes.name:
             continue
         if "happened" in statuses and key not in by_key:
             yield f"{key}: on record as done, and the books have nothing"
@@ -570,6 +597,21 @@ def _booked() -> list[str]:
             return [key for (key,) in db.execute("SELECT key FROM story_booked")]
         except sqlite3.OperationalError:
             return []
+
+
+def _lines(run: str, fold: Any, folder: str | None) -> Iterator[str]:
+    """The files of a run are as its steps left them: those that were rewound or cut short left nothing, and those that
+    were undone only where a later rewind restored the files from before that."""
+    if folder is not None:
+        steps = [step for step in fold.steps if step.name == writes.name and step.sort == "tool"]
+        undone = {step.id for step in steps if step.undone}
+        kept = [step.id for step in steps if step.status == "done" and step.id not in undone]
+        file = Path(folder) / "lines"
+        found = [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
+        if fold.facts.generation:
+            found = [line for line in found if line.rstrip(".") not in undone]
+        if found != [each for step in kept for each in (step, f"{step}.")]:
+            yield f"{run}: steps {kept} wrote {found} in {folder}"
 
 
 def _receipts(run: str, receipts: list[int], what_of: dict[int, str]) -> Iterator[str]:
@@ -599,6 +641,9 @@ def _told(seed: int, seconds: float, folder: Path) -> None:
     counts: Counter[str] = Counter(stories=1)
     with books():
         pass
+    if seed >= MORE_FROM and STORE["store"] in LOCAL:
+        with_files = killick.agent(name="story_files", on_failure="compensate", workspace=f"{folder}/work/{{run}}")
+        AGENTS["story_files"] = with_files(follow_with_files)
     stage = Stage(seed)
     try:
         stage.play(seconds)
