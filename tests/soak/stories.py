@@ -411,8 +411,14 @@ def _meddled(kd: killick.Client, chance: random.Random) -> None:
         kd.resume(run)
     elif act < 0.95:
         kd.advance(run)
-    else:
+    elif SEED["seed"] < MORE_FROM or chance.random() < 0.3:
         kd.edit.retry(run, step)
+    elif chance.random() < 0.3:
+        kd.edit.skip(run, step, by="ann")
+    else:
+        kd.edit.note(run, {"seen": "by ann \ud83d"}, by="ann")
+        kd.edit.prioritize(run, chance.randrange(9), by="ann")
+        kd.edit.set(run, mood=chance.choice(("calm", "hurry")), by="ann")
 
 
 def reply(kd: killick.Client, wait: Any, *, stop: bool = False) -> None:

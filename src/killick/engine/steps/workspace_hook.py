@@ -111,14 +111,9 @@ class Files:
 
     def _since(self) -> int | None:
         """From where on nothing was done to the files by this run, where its last process died before it had looked."""
-        fold, ledger = self.ex.log.fold, self.ex.log.ledger
-        ended = 0
-        for index in range(len(fold.steps) - 1, -1, -1):
-            step = fold.steps[index]
-            if step.sort == "tool" and step.ended:
-                ended = step.ended
-                break
-        is_known = any(capture.after >= ended for capture in ledger.captures)
+        log = self.ex.log
+        ended = next((step.ended for step in reversed(log.fold.steps) if step.sort == "tool" and step.ended), 0)
+        is_known = any(capture.after >= ended for capture in log.ledger.captures)
         return None if not ended or is_known else ended
 
     # taking -----------------------------------------------------------------------------------
