@@ -606,16 +606,12 @@ def _booked() -> list[str]:
 
 
 def _lines(run: str, fold: Any, folder: str | None) -> Iterator[str]:
-    """The files of a run are as its steps left them: those that were rewound or cut short left nothing, and those that
-    were undone only where a later rewind restored the files from before that."""
+    """The files of a run are as its steps left them: those that were rewound, undone or cut short left nothing."""
     if folder is not None:
         steps = [step for step in fold.steps if step.name == writes.name and step.sort == "tool"]
-        undone = {step.id for step in steps if step.undone}
-        kept = [step.id for step in steps if step.status == "done" and step.id not in undone]
+        kept = [step.id for step in steps if step.status == "done" and not step.undone]
         file = Path(folder) / "lines"
         found = [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
-        if fold.facts.generation:
-            found = [line for line in found if line.rstrip(".") not in undone]
         if found != [each for step in kept for each in (step, f"{step}.")]:
             yield f"{run}: steps {kept} wrote {found} in {folder}"
 

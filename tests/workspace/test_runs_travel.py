@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import killick
+from killick.client import time_travel
 from killick.engine.steps import workspace_folders
 from killick.engine.steps.workspace_hook import Files
 from killick.errors import TimeRefused
@@ -90,6 +91,12 @@ def test_a_change_that_no_snapshot_has_yet_survives_a_rewind(kd: killick.Client,
 def test_a_change_that_no_snapshot_has_yet_is_in_a_fork(kd: killick.Client, folder: Path, unrecorded: Any) -> None:
     kd.fork("r", "1:after", id="f")
     assert told(folder.with_name(f"{folder.name}-f")) == told(folder) == STATES[1]
+
+
+def test_a_change_that_no_snapshot_has_yet_is_undone(kd: killick.Client, folder: Path, unrecorded: Any) -> None:
+    with killick.open(kd.runtime.store.place) as other:
+        other.undo("r", "1")
+    assert told(folder) == STATES[0]
 
 
 @pytest.mark.parametrize("process", ["next", "same"])
@@ -212,6 +219,22 @@ def test_a_fork_at_any_boundary_goes_on_in_its_own_folder_and_leaves_the_first_a
     assert told(folder) == STATES[-1]
 
 
+def test_a_fork_that_a_worker_was_quicker_with_keeps_what_it_wrote(
+    kd: killick.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fills = time_travel._files_forked  # pyright: ignore[reportPrivateUsage]
+
+    def late(engine: Any, fork: str) -> None:
+        with killick.open(kd.runtime.store.place) as worker:
+            worker.advance(fork)
+        fills(engine, fork)
+
+    kd.run(editing(folder), ORDERS, id="r")
+    monkeypatch.setattr(time_travel, "_files_forked", late)
+    kd.fork("r", "1:after", id="f")
+    assert told(folder.with_name(f"{folder.name}-f")) == STATES[-1]
+
+
 def test_a_fork_of_a_fork_has_the_files_of_where_it_parted(kd: killick.Client, folder: Path, tmp_path: Path) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS, id="r")
@@ -293,6 +316,19 @@ def test_an_undone_step_is_on_record_and_is_not_undone_twice(kd: killick.Client,
     kd.rewind("r", "3:before")
     kd.run(agent, ORDERS[:3], id="r")
     assert told(folder) == STATES[3]
+
+
+def test_a_step_whose_files_a_rewind_brought_back_can_be_undone_again(kd: killick.Client, folder: Path) -> None:
+    agent = editing(folder)
+    with pytest.raises(killick.RunWaiting):
+        kd.run(agent, [["write", "a", "1"], ["ask"]], id="r")
+    kd.undo("r", "1")
+    assert told(folder) == STATES[0]
+    kd.rewind("r", "1:after")
+    assert told(folder) == STATES[1]
+    assert not any(step.undone for step in kd.state("r").fold.steps)
+    kd.undo("r", "1")
+    assert told(folder) == STATES[0]
 
 
 def test_steps_are_undone_one_after_the_other_down_to_the_first(kd: killick.Client, folder: Path) -> None:

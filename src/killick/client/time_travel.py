@@ -169,13 +169,13 @@ def _folder_of_fork(engine: Engine, run: str, name: str, workspace: str | None) 
 
 
 def _files_forked(engine: Engine, fork: str) -> None:
-    """Fills the folder of a fork at once. If that fails, it is filled when the fork is executed."""
-    ledger = engine.log.ledger(fork)
-    due = ledger.facts.files_due
-    assert due is not None
+    """Fills the folder of a fork at once, unless a worker has it already. If that fails, it is filled when the fork is
+    executed."""
     try:
-        with workspace_of(engine.log.key_of(fork), ledger, engine.store) as workspace:
-            workspace.restore(e.from_text(due), None, owner_of(engine.store, fork))
+        with leased(engine.log, fork, engine.ids.new("command")) as handle:
+            if (due := handle.ledger.facts.files_due) is not None:
+                with workspace_of(handle.key, handle.ledger, engine.store) as workspace:
+                    workspace.restore(e.from_text(due), None, owner_of(engine.store, fork))
     except (KillickError, OSError) as error:
         logger.warning("%s: its files are restored when it is resumed: %s", fork, error)
 

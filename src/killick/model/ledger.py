@@ -321,12 +321,16 @@ def _run_rewound(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
 
 
 def _files_gone_back(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
-    """Marks file-only effects after the cut as undone: restoring the snapshot undid them."""
+    """Marks file-only effects after the cut as undone, and those before it that were undone since as there again:
+    restoring the snapshot did both."""
     for index in range(len(ledger.effects) - 1, -1, -1):
         effect = ledger.effects[index]
         if effect.started <= event.cut:
             return
-        if effect.effect == "workspace" and not effect.undoes and effect.started not in event.keep:
+        if effect.undoes and effect.undoes <= event.cut and (undone := ledger.started_at(effect.undoes)) is not None:
+            if undone.effect == "workspace" and undone.status == "undone":
+                ledger.turn(undone, "happened")
+        elif effect.effect == "workspace" and not effect.undoes and effect.started not in event.keep:
             changed = ledger.effects.changing(index)
             ledger.facts.open.pop(changed.key, None)
             if changed.status not in _NOT_THERE:

@@ -72,7 +72,11 @@ def cut(
     for seq, event in _later(log, run, start, place):
         name = _step_of(event)
         if has_undone and isinstance(event, e.StepIntended) and _undoes(event, start.seq, keep):
-            undoing.add(event.step)
+            undone = fold.step(event.undoes or "")
+            if (
+                undone is None or undone.effect != "workspace"
+            ):  # files go back to what they were before they were undone
+                undoing.add(event.step)
         if seq <= place.seq or seq in place.keep:
             stands = name not in gone and not (name in anew and seq in firsts)
         else:

@@ -313,11 +313,13 @@ class Files:
 
     async def revert(self, step: e.StepId, started: int, ended: int) -> int:
         """Revert the file changes of one step, where the files have not changed since; returns how many paths."""
+        await self.settle()
+        if self.ex.log.ledger.uncaptured():
+            await self._current()
         ledger = self.ex.log.ledger
         before, after = ledger.files_at(started - 1), ledger.files_at(ended) if ended else None
         if before is None:
             raise NotDone(f"{self.path}: there is no snapshot from before the step")
-        await self.settle()
         was = e.from_text(after) if after else None
         paths, done = await asyncio.to_thread(self._reverted, e.from_text(before), was)
         if done is not None:
