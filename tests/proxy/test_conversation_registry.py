@@ -214,6 +214,7 @@ def test_a_client_that_leaves_while_its_run_is_looked_for_takes_nothing_with_it(
         return real(*args)
 
     monkeypatch.setattr(conversation_registry.Conversation, "opened", slowly)
+    monkeypatch.setattr(conversation_registry, "PATIENCE_SECONDS", 300)
     with here.proxied() as url:
         messages = [{"role": "system", "content": agent.system}, *agent.messages, {"role": "user", "content": "and on"}]
         with hanging_up(url, "/v1/chat/completions", {"model": "m", "messages": messages}, KEY):

@@ -93,13 +93,18 @@ class Conversations:
         conversation.freed.set()
 
     async def _await_identical(self, hashes: Digests) -> None:
-        """Waits for an identical earlier request: its client has most likely just disconnected."""
-        for tip in _tips(hashes):
-            for known in self._tips.get(tip, [])[:]:
-                if known.at == hashes.asked:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(PATIENCE_SECONDS):
-                            await known.freed.wait()
+        """Waits for an identical earlier request: its client has most likely just disconnected.
+
+        The first requests of conversations do not wait: many start with the same words.
+        """
+        async with self._finding:
+            pass  # it may be looking for its conversation still
+        same = [known for known in self._open.values() if known.at == hashes.asked]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                for known in same:
+                    if known.tip != hashes.asked or known in self._tips.get(hashes.asked, ()):
+                        await known.freed.wait()
 
     def _settle(self, conversation: Conversation) -> None:
         """Updates its lookup keys; drops one that cannot be written to, so that it is read again."""
