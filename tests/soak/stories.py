@@ -238,7 +238,12 @@ async def story(run: killick.Run, told: list[int]) -> list[int]:
 
 
 AGENTS: Final = {"story": story}
-"""The agents by name. In later stories one of them has a folder for each of its runs."""
+"""The agents by name. In stories with files one of them has a folder for each of its runs."""
+
+
+def has_files(seed: int) -> bool:
+    """Whether runs have files, and nobody is frozen: the tool of a frozen process writes on when that goes on."""
+    return seed >= MORE_FROM and seed % 2 == 1 and STORE["store"] in LOCAL
 
 
 async def follow_with_files(run: killick.Run, told: list[int]) -> list[int]:
@@ -482,7 +487,7 @@ class Stage:
             if blow < 0.5:
                 self.end(pid)
                 self.kills += 1
-            elif blow < 0.8:
+            elif blow < 0.8 and not has_files(SEED["seed"]):
                 os.kill(pid, signal.SIGSTOP)
                 self.frozen.append((pid, time.monotonic() + 3 * self.chance.random()))
                 self.freezes += 1
@@ -643,7 +648,7 @@ def _told(seed: int, seconds: float, folder: Path) -> None:
     counts: Counter[str] = Counter(stories=1)
     with books():
         pass
-    if seed >= MORE_FROM and STORE["store"] in LOCAL:
+    if has_files(seed):
         with_files = killick.agent(name="story_files", on_failure="compensate", workspace=f"{folder}/work/{{run}}")
         AGENTS["story_files"] = with_files(follow_with_files)
     stage = Stage(seed)

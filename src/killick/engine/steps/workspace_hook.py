@@ -288,6 +288,7 @@ class Files:
         """Bring the files back, all of them: a tool is let at nothing less. `left` is since when, and whose, processes
         may still write."""
         ex = self.ex
+        ex.check_lease()  # after a freeze another process may work in the folder
         done, ended = await asyncio.to_thread(self._restored, root, left)
         self._last = e.to_text(root)
         await ex.write(restored(done, self._last, because, at=ex.now_us(), step=step, ended=ended))
