@@ -611,12 +611,18 @@ def _booked() -> list[str]:
 
 
 def _lines(run: str, fold: Any, folder: str | None) -> Iterator[str]:
-    """The files of a run are as its steps left them: those that were rewound, undone or cut short left nothing."""
+    """The files of a run are as its steps left them: those that were rewound, undone or cut short left nothing.
+
+    Only in a fork of now may a step that was undone before have its files again.
+    """
     if folder is not None:
         steps = [step for step in fold.steps if step.name == writes.name and step.sort == "tool"]
         kept = [step.id for step in steps if step.status == "done" and not step.undone]
         file = Path(folder) / "lines"
         found = [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
+        if fold.facts.forked_from is not None:
+            undone = {step.id for step in steps if step.undone}
+            found = [line for line in found if line.rstrip(".") not in undone]
         if found != [each for step in kept for each in (step, f"{step}.")]:
             yield f"{run}: steps {kept} wrote {found} in {folder}"
 
