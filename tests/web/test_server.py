@@ -25,6 +25,7 @@ import uvicorn
 
 import killick
 from killick.errors import AccessRefused
+from killick.http_server import bind
 from killick.store import MemoryStore
 from killick.web import render, server
 from killick.web.auth.access import OwnerAccess, TokenAccess
@@ -297,7 +298,7 @@ def hurried(
         guard, http=made, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=3600
     )
     it = uvicorn.Server(config)
-    bound = server.bind("127.0.0.1", 0)
+    bound = bind("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: asyncio.run(it.serve([bound])))
     thread.start()
     try:

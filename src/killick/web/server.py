@@ -8,18 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from killick.errors import AccessRefused
+from killick.http_server import HttpServer, bind, stop_on_signals, url_of
 from killick.web.app import asgi
 from killick.web.auth.access import OwnerAccess, TokenAccess
 from killick.web.middleware import Guard, Limits
@@ -134,47 +133,17 @@ def access_at(client: Client, host: str, *, host_names: Iterable[str] = ()) -> T
     return TokenAccess(client)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """The socket to serve on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        bound = socket.create_server((host, port), family=family, backlog=2_048)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise AccessRefused(
-            f"{host}:{port}", f"cannot be served on ({reason}); name another --host or --port"
-        ) from None
-    # Connections inherit it. Without it a body waits for the client to acknowledge the head before it.
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return bound
-
-
-def url_of(bound: socket.socket) -> str:
-    """The URL of a server, for a browser."""
-    host, port = bound.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-
-
 # serving ------------------------------------------------------------------------------------------
 
 
-class _Server(uvicorn.Server):
-    """Ends streams when it stops, and leaves signals to the caller."""
+class _Server(HttpServer):
+    """Ends streams when it stops."""
 
     guard: Guard
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.guard.close()
         await super().shutdown(sockets)
-
-    def stop(self) -> None:
-        """Finish the requests in progress; the second call does not wait for them."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
 
 
 async def serve(
@@ -200,11 +169,7 @@ async def serve(
     access = access_at(client, host, host_names=host_names)
     guard = asgi(client, access=access, redact=redact, webhooks=webhooks, limits=limits)
     bound = bind(host, port)
-    config = uvicorn.Config(
-        guard, http=_protocol(), ws="none", loop="asyncio", log_config=None, access_log=False, server_header=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )  # fmt: skip
-    server = _Server(config)
+    server = _Server(guard, http=_protocol(), timeout_graceful_shutdown=DRAIN_SECONDS)
     server.guard = guard
     at_work = client.worker() if worker else None
     if not worker:
@@ -215,20 +180,19 @@ async def serve(
             at_work.stop()
         server.stop()
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread receives signals
-            asyncio.get_running_loop().add_signal_handler(each, request_stop)
-    url = url_of(bound)
+    stop_on_signals(request_stop)
+    url = f"{url_of(bound)}/"
 
     if isinstance(access, OwnerAccess):
         access.on_link_used = lambda: renewed(access.link(url) or url)
-    announcing = asyncio.ensure_future(_call_when_started(server, lambda: ready(url, access.link(url))))
-    try:
+
+    def announce() -> None:
+        ready(url, access.link(url))
+        asyncio.get_running_loop().run_in_executor(None, compile_templates)
+
+    with bound:
         async with at_work or contextlib.nullcontext():
-            await server.serve([bound])
-    finally:
-        announcing.cancel()
-        bound.close()
+            await server.run_on(bound, announce)
 
 
 def _lower_priority() -> None:
@@ -237,10 +201,3 @@ def _lower_priority() -> None:
         os.nice(NICE)
     # Every question to SQLite lets other threads run, and is not to wait long for its turn after it.
     sys.setswitchinterval(SWITCH_SECONDS)
-
-
-async def _call_when_started(server: _Server, ready: Callable[[], None]) -> None:
-    while not server.started:
-        await asyncio.sleep(0.01)
-    ready()
-    await asyncio.to_thread(compile_templates)
