@@ -16,10 +16,10 @@ import psycopg
 
 from killick.errors import AlreadyClaimed, EpochStale, HeadMoved, LogError, MessageGone, RunExists, RunUnknown
 from killick.model.chunks import Blob
-from killick.store.postgres.rows import message_of
 from killick.store.postgres.server import PostgresServer, Statements
 from killick.store.postgres.wire import Q, Session, Statement
 from killick.store.records import Append, Delivered, Delivery, Head, Message, Row, Snapshot, refuse_misnumbered
+from killick.store.sql.rows import message_of
 
 FEW_ROWS: Final = 3
 """The number of events that a statement takes as plain parameters; more are passed as arrays."""

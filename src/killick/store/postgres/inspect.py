@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from killick.clock import Clock
 from killick.store.postgres.server import SERVER_NEEDED, PostgresServer, Statements
 from killick.store.postgres.wire import Session
-from killick.store.records import Condition, Problem, row_check
+from killick.store.records import Condition, Problem
+from killick.store.sql.rows import damaged_terms
 
 _DERIVED: Final = ("piece_uses", "tags", "snapshots", "feed")
 _SKEW_MS_MAX: Final = 2_000
@@ -25,7 +25,8 @@ def problems(session: Session, q: Statements, *, heal: bool) -> Iterator[Problem
         run = names.get(number) or f"run number {number}"
         healed = heal and table in _DERIVED
         yield Problem(where=table, what=f"{rows} rows belong to nothing that exists", run=run, healed=healed)
-    for number, what in damaged_terms(session, q, names).items():
+    damaged = damaged_terms(session.rows(q.all_terms), session.rows(q.all_index_positions), names)
+    for number, what in damaged.items():
         yield Problem(where="marks", what=what, run=names.get(number) or f"run number {number}", healed=heal)
 
 
@@ -33,19 +34,6 @@ def damaged_pieces(session: Session, q: Statements) -> tuple[list[bytes], list[b
     """Returns the hashes of damaged chunks: those that logs use, and those that only snapshots use."""
     found = session.rows(q.wrong_pieces)
     return [hash_ for hash_, used in found if used], [hash_ for hash_, used in found if not used]
-
-
-def damaged_terms(session: Session, q: Statements, names: Mapping[int, str]) -> dict[int, str]:
-    """Returns the runs, by number, whose search terms are damaged, with the message."""
-    totals: Counter[int] = Counter()
-    for number, term, at_us, seq in session.rows(q.all_terms):
-        totals[number] += row_check(term, at_us, number, seq)
-    wrong: dict[int, str] = {}
-    for number, seq, total, checksum in session.rows(q.all_index_positions):
-        if row_check(number, seq, total) != checksum or totals[number] != total or number not in names:
-            wrong[number] = "the search terms are not as they were written"
-        totals.pop(number, None)
-    return wrong | dict.fromkeys(totals, "has search terms that no writer indexed")
 
 
 def conditions(session: Session, server: PostgresServer, clock: Clock) -> Iterator[Condition]:

@@ -7,24 +7,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from killick.store.postgres.wire import Q
-from killick.store.records import OWN_AGENTS, Claimed, Head, Message, RunQuery, RunRow, Snapshot
-
-
-def head_of(found: tuple[Any, ...]) -> Head:
-    _, run, seq, hash_, epoch, base, parent, holder, until, _ = found
-    return Head(
-        run=run, seq=seq, hash=hash_, epoch=epoch, base=base, parent=parent, holder=holder, lease_until_us=until
-    )
-
-
-def message_of(run: str, found: tuple[Any, ...]) -> Message:
-    number, id_, name, body, by, at_us, taken = found
-    return Message(run=run, number=number, id=id_, name=name, body=body, by=by, at_us=at_us, taken=taken)
-
-
-def snapshot_of(found: tuple[Any, ...]) -> Snapshot:
-    seq, fold, hash_, root = found
-    return Snapshot(seq=seq, fold=fold, hash=hash_, root=root)
+from killick.store.records import OWN_AGENTS, Claimed, RunQuery, RunRow
+from killick.store.sql.rows import head_of
 
 
 def run_row_of(found: tuple[Any, ...]) -> RunRow:

@@ -21,17 +21,9 @@ from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.postgres import search_terms
 from killick.store.postgres.append import PostgresTransaction, acknowledged, append, deliver
-from killick.store.postgres.inspect import conditions, damaged_pieces, damaged_terms, problems
+from killick.store.postgres.inspect import conditions, damaged_pieces, problems
 from killick.store.postgres.notify import PostgresListener
-from killick.store.postgres.rows import (
-    claimed_of,
-    counts_query,
-    head_of,
-    message_of,
-    run_row_of,
-    runs_query,
-    snapshot_of,
-)
+from killick.store.postgres.rows import claimed_of, counts_query, run_row_of, runs_query
 from killick.store.postgres.server import PostgresServer, namespaces
 from killick.store.postgres.wire import Failed, Rows, Session, Statement
 from killick.store.protocol import Transaction
@@ -68,6 +60,7 @@ from killick.store.records import (
     Urgency,
     refuse_misnumbered,
 )
+from killick.store.sql.rows import damaged_terms, head_of, message_of, snapshot_of
 
 SESSIONS: Final = 8
 _LAST: Final = (1 << 63) - 1
@@ -507,7 +500,9 @@ class PostgresStore:
     def _heal(self, session: Session, pieces: list[bytes]) -> None:
         q = self._q
         names: dict[int, str] = dict(session.rows(q.names))
-        search_terms.forget(session, q, list(damaged_terms(session, q, names)))
+        search_terms.forget(
+            session, q, list(damaged_terms(session.rows(q.all_terms), session.rows(q.all_index_positions), names))
+        )
         session.run(q.drop_pieces, pieces)
         for clear in (q.clear_uses, q.clear_tags, q.clear_snapshots, q.clear_outbox):
             session.run(clear)

@@ -13,7 +13,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from killick.store.records import ASKS, NO_DEADLINE, OWN_AGENTS, Holder, RunQuery, RunRow, RunStatus, Urgency
-from killick.store.sqlite.rows import SEQ_MAX, Q, head_of, run_row_of
+from killick.store.sql.rows import head_of
+from killick.store.sqlite.rows import SEQ_MAX, Q, run_row_of
 
 _AFTER_OWN: Final = OWN_AGENTS[:-1] + chr(ord(OWN_AGENTS[-1]) + 1)
 """Sorts after all system agents."""

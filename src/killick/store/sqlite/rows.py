@@ -10,7 +10,7 @@ import msgspec
 
 from killick.errors import RunUnknown
 from killick.model.chunks import Blob
-from killick.store.records import ERASED_BODY, Append, Head, Message, Row, RunRow, Snapshot, row_check
+from killick.store.records import ERASED_BODY, Append, Row, RunRow, row_check
 from killick.store.sql import queries
 
 Q: Final = queries("sqlite")
@@ -22,20 +22,6 @@ LOG, SNAPSHOT = 0, 1
 
 HeadRow = tuple[int, str, int, bytes, int, int, str | None, str | None, int | None, int]
 """number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed"""
-
-
-def head_of(found: HeadRow) -> Head:
-    _, run, seq, hash_, epoch, base, parent, holder, until, _ = found
-    return Head(
-        run=run,
-        seq=seq,
-        hash=hash_,
-        epoch=epoch,
-        base=base,
-        parent=parent,
-        holder=holder,
-        lease_until_us=until,
-    )
 
 
 def is_committed(item: Append, found: HeadRow) -> bool:
@@ -137,16 +123,6 @@ def set_taken(db: sqlite3.Cursor, number: int, message: int, taken: int | None) 
     found = db.execute(Q.message, (number, message)).fetchone()
     if found is not None:
         db.execute(Q.set_taken, (taken, row_check(number, *found[:6], taken), number, message))
-
-
-def message_of(run: str, row: tuple[Any, ...]) -> Message:
-    number, id_, name, body, by, at_us, taken = row
-    return Message(run=run, number=number, id=id_, name=name, body=body, by=by, at_us=at_us, taken=taken)
-
-
-def snapshot_of(row: tuple[int, int, bytes, bytes]) -> Snapshot:
-    seq, fold, hash_, root = row
-    return Snapshot(seq=seq, fold=fold, hash=hash_, root=root)
 
 
 def run_row(db: sqlite3.Cursor, number: int) -> RunRow | None:

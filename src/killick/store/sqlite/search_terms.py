@@ -6,12 +6,12 @@ Terms are opaque numbers. The index is derived: if one row is damaged, all of it
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Final
 
 from killick.store.records import TermBatch, TermPosition, UnindexedRun, row_check
+from killick.store.sql.rows import damaged_terms
 from killick.store.sqlite.rows import SEQ_MAX, Q
 
 _LAST: Final = (1 << 63) - 1
@@ -116,12 +116,5 @@ def start_of(until_us: int | None, before: TermPosition | None) -> Key:
 
 def damaged(db: sqlite3.Cursor, names: Mapping[int, str]) -> dict[int, str]:
     """Returns the runs, by number, whose search terms are damaged, with the message."""
-    totals: Counter[int] = Counter()
-    for number, term, at_us, seq in db.execute(Q.all_terms):
-        totals[number] += row_check(term, at_us, number, seq)
-    wrong: dict[int, str] = {}
-    for number, seq, total, checksum in db.execute(Q.all_index_positions):
-        if row_check(number, seq, total) != checksum or totals[number] != total or number not in names:
-            wrong[number] = "the search terms are not as they were written"
-        totals.pop(number, None)
-    return wrong | dict.fromkeys(totals, "has search terms that no writer indexed")
+    positions = db.execute(Q.all_index_positions).fetchall()
+    return damaged_terms(db.execute(Q.all_terms), positions, names)

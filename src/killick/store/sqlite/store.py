@@ -51,6 +51,7 @@ from killick.store.records import (
     Urgency,
     row_check,
 )
+from killick.store.sql.rows import head_of, message_of, snapshot_of
 from killick.store.sqlite import listing, search_terms
 from killick.store.sqlite.conditions import conditions
 from killick.store.sqlite.due import DueQuery, due, soonest_us
@@ -63,14 +64,11 @@ from killick.store.sqlite.rows import (
     SNAPSHOT,
     HeadRow,
     Q,
-    head_of,
-    message_of,
     number_of,
     require_head,
     require_number,
     run_row,
     run_row_of,
-    snapshot_of,
     with_lease,
     write_lease,
 )

@@ -37,6 +37,7 @@ from killick.store.records import (
     UniqueRight,
     row_check,
 )
+from killick.store.sql.rows import head_of, message_of
 from killick.store.sqlite import search_terms
 from killick.store.sqlite.rows import (
     LOG,
@@ -49,10 +50,8 @@ from killick.store.sqlite.rows import (
     erase_message,
     extended,
     hash_at,
-    head_of,
     inner_rows,
     is_committed,
-    message_of,
     number_of,
     put_pieces,
     run_row,
