@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import killick
-from killick.history.page import LEFT_MAX, section
+from killick.history.page import LEFT_MAX, STEPS_MAX, PageBuilder, RedactData, RunPage, bounds
 from killick.history.timeline import part_of, timeline
 from killick.history.timeline_parts import Entry, Moment, Step, walked
+from killick.log import Log
 from killick.model.codec import plain
 from killick.presenting.explain import why
 from killick.store import MemoryStore
@@ -20,6 +21,13 @@ from killick.store.records import Row
 from processes import Processes
 
 SEEDS = range(24)
+
+
+def section(
+    log: Log, run: str, *, before: int | None = None, limit: int = STEPS_MAX, through: RedactData | None = None
+) -> RunPage:
+    fold = log.state(run).fold
+    return PageBuilder(log, run, fold, through=through).section(*bounds(fold, before, limit))
 
 
 @pytest.fixture

@@ -313,7 +313,7 @@ def _shared(log: Log, one: Path, two: Path) -> Shared:
 def _pairs(one: Path, two: Path) -> Iterator[Pair]:
     """Returns every step of either run by number, without the shared ones; out-of-band compensations come last."""
     ones, twos = ({step.number: step for step in each.timeline.steps()} for each in (one, two))
-    for number in sorted({**ones, **twos}, key=_in_order):
+    for number in sorted({**ones, **twos}, key=in_order):
         mine, other = ones.get(number), twos.get(number)
         if mine is not None and other is not None and one.key(number) == two.key(number):
             continue
@@ -326,7 +326,8 @@ def paired(number: str, one: Step | None, two: Step | None) -> Pair:
     return Pair(number, "absent" if left is None or right is None else _differs(left, right), left, right)
 
 
-def _in_order(number: str) -> tuple[bool, list[int]]:
+def in_order(number: str) -> tuple[bool, list[int]]:
+    """Returns the key by which step numbers are sorted."""
     return number.startswith(OUT_OF_BAND), [int(part) for part in number.split(".")]
 
 

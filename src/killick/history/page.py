@@ -58,24 +58,6 @@ class RunPage(parts.Part, frozen=True):
         return self.first if self.first > 1 else None
 
 
-def section(
-    log: Log,
-    run: str,
-    *,
-    before: int | None = None,
-    limit: int = STEPS_MAX,
-    through: RedactData | None = None,
-    fold: folds.Fold | None = None,
-) -> RunPage:
-    """Returns the last steps of a run, or the last before a step; at most `limit`, unless one scope alone has more.
-
-    through   filters every event's values before display
-    fold      the run's fold, if the caller has it
-    """
-    fold = fold or log.state(run).fold
-    return PageBuilder(log, run, fold, through=through).section(*bounds(fold, before, limit))
-
-
 def bounds(fold: folds.Fold, before: int | None, limit: int) -> tuple[int, int]:
     """Returns the first and the last top-level step of a page."""
     last = len(fold.tops) if before is None else max(min(before - 1, len(fold.tops)), 0)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from killick.history.compare_runs import Pair, StepKeys, conditions_between, paired
+from killick.history.compare_runs import Pair, StepKeys, conditions_between, in_order, paired
 from killick.history.diff import PARTS, last_shared, passed
 from killick.history.diff import values as changed_values
 from killick.history.page import PageBuilder
@@ -22,7 +22,6 @@ from killick.history.timeline_parts import Step, walked
 from killick.log import boundaries
 from killick.log.boundaries import RunMoment
 from killick.model.codec import plain
-from killick.model.facts import OUT_OF_BAND
 from killick.model.ledger import Spend
 from killick.model.state import State
 from killick.presenting.documents import Document
@@ -240,7 +239,7 @@ def _shared(one: _Side, two: _Side) -> tuple[int, SharedHistory | None]:
 
 def _pairs(one: _Side, two: _Side, first: int) -> Iterator[StepPair]:
     ones, twos = one.steps(first, first + PAGE), two.steps(first, first + PAGE)
-    for number in sorted({**ones, **twos}, key=_in_order):
+    for number in sorted({**ones, **twos}, key=in_order):
         mine, other = ones.get(number), twos.get(number)
         pair = paired(number, mine, other)
         is_shared = mine is not None and other is not None and _key(one, mine) == _key(two, other)
@@ -249,10 +248,6 @@ def _pairs(one: _Side, two: _Side, first: int) -> Iterator[StepPair]:
             step=number, how=pair.how, shared=is_shared, one=_half(mine, pair, left, 0),
             two=_half(other, pair, right, 1),
         )  # fmt: skip
-
-
-def _in_order(number: str) -> tuple[bool, list[int]]:
-    return number.startswith(OUT_OF_BAND), [int(part) for part in number.split(".")]
 
 
 def _key(side: _Side, step: Step) -> tuple[Any, ...] | None:

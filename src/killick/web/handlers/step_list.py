@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from killick.history import timeline_parts
-from killick.history.page import STEPS_MAX, RedactData, section
+from killick.history.page import STEPS_MAX, PageBuilder, RedactData, bounds
 from killick.history.phrasing import cut, inline, short
 from killick.history.timeline_parts import Entry, Moment, Step
 from killick.log.log import Log
@@ -142,11 +142,12 @@ def found_steps(
     fold: Fold | None = None,
 ) -> StepPage:
     """The document of a section; with `q` of as many as one search looks through."""
-    log, through = call.client.runtime.log, through_of(call, run)
+    log = call.client.runtime.log
     fold = fold or log.state(run).fold
     wanted, found, last, looked = q.strip().casefold(), list[Entry](), None, 0
     while True:
-        part = section(log, run, before=before, limit=STEPS_MAX if wanted else limit, through=through, fold=fold)
+        making = PageBuilder(log, run, fold, through=through_of(call, run))
+        part = making.section(*bounds(fold, before, STEPS_MAX if wanted else limit))
         last = part.last if last is None else last
         there = list(timeline_parts.walked(part.entries))
         found = [*(step for step in there if wanted in searched(step)), *found] if wanted else list(part.entries)
