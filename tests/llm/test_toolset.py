@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -19,7 +19,7 @@ import pytest
 from pydantic import Field
 
 from killick.definitions.markers import KEY, Key
-from killick.definitions.parameters import bind, described
+from killick.definitions.parameters import Parameters, described
 from killick.definitions.tools import AnyTool, tool
 from killick.errors import DeclarationRefused, KillickError, ValueRefused
 from killick.llm.toolset import Toolset, dispatch, dispatch_sync
@@ -300,6 +300,10 @@ def test_a_docstring_of_another_kind_stays_whole(doc: str) -> None:
 
 
 # Binding -------------------------------------------------------------------------------------------
+
+
+def bind(tool: AnyTool, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
+    return Parameters(tool).bind(arguments)
 
 
 def test_arguments_become_the_types_that_the_tool_declares() -> None:

@@ -22,12 +22,6 @@ from killick.model.typed import convert
 HINT_CHARS_MAX: Final = 300
 PROBLEMS_MAX: Final = 4
 
-
-def bind(tool: AnyTool, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-    """A model's arguments as the types that the tool declares. All misfits are refused at once."""
-    return Parameters(tool).bind(arguments)
-
-
 _Fit: TypeAlias = Callable[[Any], Any]
 """Gives a value its declared type, or raises ValueRefused."""
 
