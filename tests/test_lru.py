@@ -31,3 +31,12 @@ def test_a_cleared_cache_has_its_whole_room_again() -> None:
     cache.put("b", 2)
     assert len(cache) == 1
     assert cache.get("b") == 2
+
+
+def test_a_dropped_item_leaves_its_room_and_dropping_it_again_changes_nothing() -> None:
+    cache: Lru[str, str] = Lru(10)
+    cache.put("a", "first", 6)
+    cache.pop("a")
+    cache.pop("a")
+    cache.put("b", "other", 10)
+    assert (cache.get("a"), cache.get("b")) == (None, "other")

@@ -38,6 +38,11 @@ class Lru(Generic[K, V]):
             while self._size > self._size_max:
                 self._size -= self._items.popitem(last=False)[1][1]
 
+    def pop(self, key: K) -> None:
+        """Drops an item, if it is there."""
+        with self._mutex:
+            self._size -= self._items.pop(key, (None, 0))[1]
+
     def clear(self) -> None:
         """Drops everything."""
         with self._mutex:

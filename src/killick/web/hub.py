@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -18,6 +18,7 @@ import msgspec
 from killick.errors import RunUnknown
 from killick.log.log import Recorded
 from killick.logger import get_logger
+from killick.lru import Lru
 from killick.model import events as e
 from killick.presenting import documents
 from killick.presenting.encoder import document
@@ -113,7 +114,7 @@ class Hub:
         self.counts: dict[str, int] = {}  # how many runs there are of each status, as last counted
         self.counts_hint = b""
         self._counted_at = 0.0
-        self._pages: OrderedDict[tuple[str, int], asyncio.Task[Page]] = OrderedDict()
+        self._pages: Lru[tuple[str, int], asyncio.Task[Page]] = Lru(_PAGES_KEPT)
         self._reading = asyncio.Semaphore(_READERS)
         self._poller: asyncio.Task[None] | None = None
         self.closing = asyncio.Event()
@@ -179,13 +180,12 @@ class Hub:
         place = (run, after)
         task = self._pages.get(place)
         if task is None:
-            task = self._pages[place] = asyncio.create_task(self._read(run, after))
-            while len(self._pages) > _PAGES_KEPT:
-                self._pages.popitem(last=False)
+            task = asyncio.create_task(self._read(run, after))
+            self._pages.put(place, task)
         try:
             return await asyncio.shield(task)
         except Exception:
-            self._pages.pop(place, None)
+            self._pages.pop(place)
             raise
 
     async def renewed_as(self, run: str, seq: int) -> str | None:

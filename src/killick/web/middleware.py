@@ -7,7 +7,6 @@ for one.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import sha256
 from html import escape
@@ -18,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from killick.clock import Clock
 from killick.logger import get_logger
+from killick.lru import Lru
 from killick.web.problems import Problem
 
 if TYPE_CHECKING:
@@ -87,23 +87,20 @@ class Buckets:
         self._clock = clock
         self._rate = rate
         self._burst = burst
-        self._levels: OrderedDict[object, tuple[float, float]] = OrderedDict()
+        self._levels: Lru[object, tuple[float, float]] = Lru(_BUCKETS_MAX)
 
     def wait_seconds(self, key: object) -> float:
         """Take one; returns 0, or how long it is until there is one."""
         now = self._clock.monotonic()
-        level, at = self._levels.get(key, (float(self._burst), now))
+        level, at = self._levels.get(key) or (float(self._burst), now)
         level = min(self._burst, level + (now - at) * self._rate)
         taken = level >= 1
-        self._levels[key] = (level - 1 if taken else level, now)
-        self._levels.move_to_end(key)
-        if len(self._levels) > _BUCKETS_MAX:
-            self._levels.popitem(last=False)
+        self._levels.put(key, (level - 1 if taken else level, now))
         return 0.0 if taken else (1 - level) / self._rate
 
     def forgive(self, key: object) -> None:
         """Refund the tokens of a key."""
-        self._levels.pop(key, None)
+        self._levels.pop(key)
 
 
 class Guard:
@@ -113,7 +110,7 @@ class Guard:
         self.app = app
         self.limits = limits or Limits()
         self._buckets = Buckets(clock, self.limits.rate, self.limits.burst)
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._known: Lru[bytes, str] = Lru(_BUCKETS_MAX)
         self.closing = False
         self.streams: set[asyncio.Future[None]] = set()
 
@@ -148,12 +145,9 @@ class Guard:
     def remember(self, shown: bytes | None, person: Person | None) -> None:
         """Bind the shown credentials to this person; None: to no one."""
         if shown is None or person is None:
-            self._known.pop(shown or b"", None)
-            return
-        self._known[shown] = f"person:{person.name}"
-        self._known.move_to_end(shown)
-        if len(self._known) > _BUCKETS_MAX:
-            self._known.popitem(last=False)
+            self._known.pop(shown or b"")
+        else:
+            self._known.put(shown, f"person:{person.name}")
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

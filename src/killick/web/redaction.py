@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hmac
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
@@ -20,6 +18,7 @@ import msgspec
 
 from killick.archive.redact import WORD_CHARS, Secrets
 from killick.errors import KillickError
+from killick.lru import Lru
 from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import unpack
@@ -91,9 +90,8 @@ class Redaction:
         self._client = client
         self._named = Secrets(self.fields, ())
         self._key = derived(client, "hashes")
-        self._gathered: OrderedDict[str, _Gathered] = OrderedDict()
-        self._words: OrderedDict[frozenset[str], _Finder] = OrderedDict()
-        self._mutex = threading.Lock()
+        self._gathered: Lru[str, _Gathered] = Lru(_RUNS_KEPT_MAX)
+        self._words: Lru[frozenset[str], _Finder] = Lru(_WORDS_KEPT_MAX)
 
     def __bool__(self) -> bool:
         return bool(self.fields)
@@ -132,11 +130,8 @@ class Redaction:
         """The texts to redact in a document about these runs."""
         texts = frozenset[str]().union(*(self._up_to_date(run).texts for run in self._linked(sorted(runs))))
         texts -= self._spared
-        with self._mutex:
-            words = self._words.pop(texts, None)
-        words = words or _Finder(texts)
-        with self._mutex:
-            _keep(self._words, texts, words, _WORDS_KEPT_MAX)
+        words = self._words.get(texts) or _Finder(texts)
+        self._words.put(texts, words)
         return words
 
     def _linked(self, runs: Sequence[str]) -> list[str]:
@@ -151,10 +146,7 @@ class Redaction:
         head = self._client.runtime.store.head(run)
         if head is None:
             return _Gathered()
-        with self._mutex:
-            known = self._gathered.pop(run, _Gathered())
-            _keep(self._gathered, run, known, _RUNS_KEPT_MAX)
-        seq, message, texts, fields, kin = known
+        seq, message, texts, fields, kin = self._gathered.get(run) or _Gathered()
         while seq < head.seq and (rows := self._client.runtime.log.read(run, after=seq, limit=_ROWS_AT_ONCE)):
             found = Secrets(self.fields, [self._values(each.row.data) for each in rows if each.row.data is not None])
             texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
@@ -165,8 +157,7 @@ class Redaction:
             texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
             message = waiting[-1].number
         known = _Gathered(seq, message, texts, fields, kin)
-        with self._mutex:
-            self._gathered[run] = known
+        self._gathered.put(run, known)
         return known
 
     def _values(self, packed: bytes) -> Any:
@@ -186,12 +177,6 @@ def _linked_runs(event: e.Event) -> Iterator[str]:
             yield event.run
         case _:
             pass
-
-
-def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
-    cache[key] = value
-    if len(cache) > most:
-        cache.popitem(last=False)
 
 
 def _mentioned(document: Any) -> Iterator[str]:

@@ -9,12 +9,12 @@ request.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import Response
 
+from killick.lru import Lru
 from killick.web.routes import Call
 from killick.web.status_reader import StatusReader
 
@@ -65,7 +65,7 @@ class ResponseCache:
     def __init__(self, clock: Clock, store: Store) -> None:
         self._clock = clock
         self._statuses = StatusReader(store)
-        self._made: OrderedDict[tuple[bytes | str, ...], _Entry] = OrderedDict()
+        self._made: Lru[tuple[bytes | str, ...], _Entry] = Lru(ANSWERS_MAX)
         self._making = 0
         self._lately = (0.0, 0.0, 0.0)  # requests and seconds of making, each counting half after a second, and when
         self.shared = 0
@@ -83,12 +83,10 @@ class ResponseCache:
         if known is not None and (self._is_fresh(known) or await self._is_still(known, call)):
             self.shared += 1
             return await asyncio.shield(known.answer)
-        made = self._made[asked] = _Entry()
+        made = _Entry()
         made.answer = asyncio.create_task(self._answer(made, known, call, make))
         made.answer.add_done_callback(lambda _: self._unkept(asked, made))
-        self._made.move_to_end(asked)
-        while len(self._made) > ANSWERS_MAX:
-            self._made.popitem(last=False)
+        self._made.put(asked, made)
         return await asyncio.shield(made.answer)
 
     def _is_busy(self, *, requests: int = 0, seconds: float = 0.0) -> bool:
@@ -139,4 +137,4 @@ class ResponseCache:
         answer = made.answer
         failed = answer.cancelled() or answer.exception() is not None
         if self._made.get(asked) is made and (failed or len(answer.result().body) > ANSWER_BYTES_MAX):
-            del self._made[asked]
+            self._made.pop(asked)

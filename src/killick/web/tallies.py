@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from killick.errors import KillickError
 from killick.history.listing import Listing, Through
+from killick.lru import Lru
 from killick.model import event_codec
 from killick.model import events as e
 from killick.presenting.documents import Document
@@ -76,7 +76,7 @@ class Tallies:
     def __init__(self, client: Client, through: Through | None) -> None:
         self._store, self._clock = client.runtime.store, client.runtime.clock
         self._failures = Listing(client.runtime.log, through=through)
-        self._kept: OrderedDict[str, RunTally] = OrderedDict()
+        self._kept: Lru[str, RunTally] = Lru(KEPT_MAX)
         self._mutex = threading.Lock()
 
     def of(self, rows: Sequence[RunRow], *, seconds: float) -> dict[str, RunTally]:
@@ -84,16 +84,13 @@ class Tallies:
         found, late = dict[str, RunTally](), self._clock.monotonic() + seconds
         with self._mutex:
             for row in rows:
-                tally = self._kept.get(row.run)
-                if tally is None:
-                    tally = self._kept[row.run] = RunTally()
+                tally = self._kept.get(row.run) or RunTally()
+                self._kept.put(row.run, tally)
                 is_same = row.status in ENDED and tally.row == row
                 if not is_same and self._clock.monotonic() <= late:
                     self._read(tally, row, late)
                 if tally.row is not None:
                     found[row.run] = tally
-            while len(self._kept) > KEPT_MAX:
-                self._kept.popitem(last=False)
         return found
 
     def _read(self, tally: RunTally, row: RunRow, late: float) -> None:
