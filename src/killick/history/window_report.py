@@ -92,38 +92,35 @@ class EvictedPage(_Part, frozen=True):
     why: str
 
 
-class Eviction(_Part, frozen=True):
-    """Pages evicted together before call `call`; each later call saves `tokens`."""
+class _Decision(_Part, frozen=True):
+    """A decision of the window: its event, and the call that it was made at."""
 
     seq: int
     at_us: int
     step: str | None
     call: int
+
+
+class Eviction(_Decision, frozen=True):
+    """Pages evicted together before call `call`; each later call saves `tokens`."""
+
     because: page_events.EvictedBecause
     tokens: int
     pages: tuple[EvictedPage, ...]
 
 
-class Fault(_Part, frozen=True):
+class Fault(_Decision, frozen=True):
     """A page that the reply of call `call` requested again, and how it returned."""
 
-    seq: int
-    at_us: int
-    step: str | None
-    call: int
     page: str
     how: page_events.FaultedHow
     tokens: int
     what: str
 
 
-class Pin(_Part, frozen=True):
+class Pin(_Decision, frozen=True):
     """A page pinned until a turn."""
 
-    seq: int
-    at_us: int
-    step: str | None
-    call: int
     page: str
     until: int
     because: page_events.PinnedBecause
