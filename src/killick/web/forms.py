@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.definitions.parameters import untag
+from killick.history.phrasing import entries_of
 from killick.model.codec import plain
 from killick.web.problems import Problem
 from killick.web.redaction import HIDDEN
@@ -67,7 +68,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 def form_of(schema: Any, value: Any = NOTHING, *, name: str = "", label: str = "", required: bool = True) -> Field:
     """A form for a value of a schema. Tags of stored values are left away, as people read and write them."""
     given = value if value is NOTHING else untag(plain(value))
-    root = _mapping(schema)
+    root = entries_of(schema)
     return _FormBuilder(root).field(root, given, name=name, label=label, required=required, depth=0)
 
 
@@ -97,7 +98,7 @@ class _FormBuilder:
         if kind == "object":
             return replace(made, fields=tuple(self._members(wanted, value, depth)))
         if kind == "list":
-            return replace(made, **self._rows(_mapping(wanted.get("items")), value, depth + 1))
+            return replace(made, **self._rows(entries_of(wanted.get("items")), value, depth + 1))
         if kind == "choice":
             return replace(made, choices=tuple(Choice(_label(each), written(each)) for each in _choices(wanted)))
         return made
@@ -113,10 +114,10 @@ class _FormBuilder:
         }
 
     def _members(self, wanted: Mapping[str, Any], value: Any, depth: int) -> Iterator[Field]:
-        properties, needed = _mapping(wanted.get("properties")), _list(wanted.get("required"))
+        properties, needed = entries_of(wanted.get("properties")), _list(wanted.get("required"))
         given = {} if value is NOTHING else cast("dict[str, Any]", value)
         for name, each in properties.items():
-            schema = _mapping(each)
+            schema = entries_of(each)
             default = schema.get("default", NOTHING) if value is NOTHING else NOTHING
             yield self.field(schema, given.get(name, default), name=name, required=name in needed, depth=depth + 1)
         for name in [name for name in given if name not in properties]:
@@ -126,7 +127,7 @@ class _FormBuilder:
         """A schema with its references followed, and whether null is one of its values."""
         wanted, nullable = schema, False
         for _ in range(DEPTH_MAX):
-            either = [_mapping(each) for each in _list(wanted.get("anyOf") or wanted.get("oneOf"))]
+            either = [entries_of(each) for each in _list(wanted.get("anyOf") or wanted.get("oneOf"))]
             rest = [each for each in either if each.get("type") != "null"]
             every = _list(wanted.get("allOf"))
             if isinstance(reference := wanted.get("$ref"), str):
@@ -135,7 +136,7 @@ class _FormBuilder:
                 nullable = nullable or len(rest) < len(either)
                 wanted = {**rest[0], **_about(wanted)}
             elif len(every) == 1:
-                wanted = {**_mapping(every[0]), **_about(wanted)}
+                wanted = {**entries_of(every[0]), **_about(wanted)}
             else:
                 break
         kinds = _list(wanted.get("type"))
@@ -147,7 +148,7 @@ class _FormBuilder:
     def _named(self, reference: str) -> Mapping[str, Any]:
         found = self.root
         for part in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ():
-            found = _mapping(found.get(part.replace("~1", "/").replace("~0", "~")))
+            found = entries_of(found.get(part.replace("~1", "/").replace("~0", "~")))
         return {} if found is self.root else found
 
     def _kind(self, wanted: Mapping[str, Any], value: Any, depth: int, nullable: bool) -> Kind:
@@ -189,9 +190,9 @@ class _FormBuilder:
             return "long" if (_int(wanted.get("maxLength")) or 0) > 400 else "text"
         if depth >= DEPTH_MAX or self.left <= 0:
             return "json"
-        if kind == "array" and _mapping(wanted.get("items")) and not wanted.get("prefixItems"):
+        if kind == "array" and entries_of(wanted.get("items")) and not wanted.get("prefixItems"):
             return "list"
-        if kind == "object" and (_mapping(wanted.get("properties")) or (isinstance(value, dict) and value)):
+        if kind == "object" and (entries_of(wanted.get("properties")) or (isinstance(value, dict) and value)):
             return "object"
         return "json"
 
@@ -203,7 +204,7 @@ def unmasked(value: Any, original: Any, at: str = "value") -> Any:
             raise Problem(422, f"{at}: {HIDDEN} marks a hidden value; give a value", code="value_hidden")
         return original
     if isinstance(value, dict):
-        known = _mapping(original)
+        known = entries_of(original)
         given = cast("dict[str, Any]", value)
         return {name: unmasked(each, known.get(name, NOTHING), f"{at}.{name}") for name, each in given.items()}
     if isinstance(value, list):
@@ -241,7 +242,7 @@ def _takes(wanted: Mapping[str, Any]) -> str:
 def _choices(wanted: Mapping[str, Any]) -> list[Any]:
     if "const" in wanted:
         return [wanted["const"]]
-    either = [_mapping(each) for each in _list(wanted.get("anyOf") or wanted.get("oneOf"))]
+    either = [entries_of(each) for each in _list(wanted.get("anyOf") or wanted.get("oneOf"))]
     if either and all("const" in each for each in either):
         return [each["const"] for each in either]
     return _list(wanted.get("enum"))
@@ -268,10 +269,6 @@ def written(value: Any) -> str:
 
 def _int(value: Any) -> int | None:
     return value if type(value) is int else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def _list(value: Any) -> list[Any]:

@@ -6,7 +6,7 @@ A conversation grows by a few messages a call: only those are returned, and the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, TypeGuard
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -21,6 +21,8 @@ from killick.presenting.steps import reply_text
 from killick.web.handlers.record import PageAsked, paged
 from killick.web.handlers.step_list import state_of
 from killick.web.routes import Call, Nothing, Route, get
+from killick.window.messages import is_list
+from killick.window.usage import request_of
 
 TRACED_MAX: Final = 30
 
@@ -107,19 +109,9 @@ def _sent_before(state: State, start: int) -> Sequence[Any]:
     return ()
 
 
-def _is_list(value: Any) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
-
-
 def _messages(arguments: Any) -> Sequence[Any]:
-    given = entries_of(arguments)
-    for name in ("messages", "input"):
-        found = given.get(name)
-        if _is_list(found):
-            return found
-        if isinstance(found, str):
-            return [{"role": "user", "content": found}]
-    return ()
+    request = request_of(arguments)
+    return request[0] if request is not None else ()
 
 
 def _model(traced: Traced, messages: Sequence[Any], sent: Sequence[Any], errors: tuple[Error, ...]) -> TracedCall:
@@ -148,7 +140,7 @@ def _message(message: Any) -> Message:
     if isinstance(content, str):
         more = {name: value for name, value in said.items() if name not in ("role", "content") and value is not None}
         return Message(role=role, text=content, content=more or None)
-    if _is_list(content) and len(content) == 1 and isinstance(text := entries_of(content[0]).get("text"), str):
+    if is_list(content) and len(content) == 1 and isinstance(text := entries_of(content[0]).get("text"), str):
         return Message(role=role, text=text)
     return Message(role=role, text=None, content=message if content is None else content)
 
