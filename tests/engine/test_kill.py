@@ -155,6 +155,7 @@ def test_a_loop_that_ends_interrupts_a_run_and_does_not_fail_it(tmp_path: Path, 
         assert kd.run(interrupted, id="run") == 1
 
 
+@pytest.mark.slow
 def test_a_blocking_tool_that_an_interrupted_run_left_is_not_begun_again_while_its_thread_lives(tmp_path: Path) -> None:
     done: list[int] = []
     give_up: list[Callable[[], object]] = []

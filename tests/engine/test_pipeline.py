@@ -427,7 +427,7 @@ def test_a_failed_run_is_resumed_at_the_step_that_failed_with_its_attempts_anew(
 # retries, timeouts, backoff -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("blocking", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_timeout_is_for_each_attempt_and_is_told_as_such(world: Any, blocking: bool) -> None:
     async def slow(step: killick.ToolStep = killick.STEP) -> int:
         if step.attempt < 3:

@@ -680,6 +680,7 @@ def test_a_transaction_that_waits_for_its_turn_when_its_run_is_to_leave_is_made_
     assert kd.store.verify().holds
 
 
+@pytest.mark.slow
 def test_a_transaction_that_waits_for_its_turn_when_its_loop_ends_is_made_another_time(
     kd: killick.Client, path: Path
 ) -> None:

@@ -830,6 +830,7 @@ def test_r26_messages_that_are_there_already_are_taken_in_far_fewer_commits(
     assert len(commits) < 150
 
 
+@pytest.mark.slow
 def test_r26_a_long_inbox_lets_other_tasks_of_the_loop_run(tmp_path: Path) -> None:
     ticks: list[int] = []
 
