@@ -73,9 +73,7 @@ def cut(
         name = _step_of(event)
         if has_undone and isinstance(event, e.StepIntended) and _undoes(event, start.seq, keep):
             undone = fold.step(event.undoes or "")
-            if (
-                undone is None or undone.effect != "workspace"
-            ):  # files go back to what they were before they were undone
+            if undone is None or undone.effect != "workspace":  # files return to how they were before the undo
                 undoing.add(event.step)
         if seq <= place.seq or seq in place.keep:
             stands = name not in gone and not (name in anew and seq in firsts)

@@ -52,7 +52,7 @@ def fork(
 ) -> Fork:  # fmt: skip
     """The first events of a fork: it shares a run's history up to a place, with its files in a workspace of its own.
 
-    `captured` is a snapshot of its parent's files that is not on record.
+    `captured` is a snapshot of its parent's files that is not on record; it counts while the parent took none since.
     """
     found = cut(log, parent, place, anew=conditions.output, is_fork=True)
     facts = found.fold.facts
@@ -63,8 +63,9 @@ def fork(
     if found.keep:
         # Shared events may have been rewound in between.
         generation = log.ledger(parent, max((found.seq, *found.keep))).facts.generation
-    files = None if workspace is None else log.ledger(parent).files_from(found.seq)
-    if captured is not None and found.seq >= captured.after:
+    ledger = log.ledger(parent) if workspace is not None else None
+    files = None if ledger is None else ledger.files_from(found.seq)
+    if ledger is not None and captured is not None and captured.after == ledger.uncaptured() <= found.seq:
         files = captured.root
     forked = e.RunForked(
         at=at, run=run, parent=parent, cut=found.seq, keep=found.keep, generation=generation + 1,
