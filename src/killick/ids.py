@@ -30,7 +30,7 @@ class Ids(Protocol):
 
 
 def salt() -> bytes:
-    """Returns 64 unguessable bits, each as a blank: a space or a tab."""
+    """Returns 64 unguessable bits, each as a blank: a space or a tab, which readers of JSON skip."""
     while True:
         try:
             return _salts.pop()

@@ -35,7 +35,7 @@ def chained(written: Iterable[Written], before: bytes) -> list[Row]:
         if data is None:
             body = event_codec.encode(event)  # erased values are still named by their hash
         else:
-            body = event_codec.encode(msgspec.structs.replace(event, data=None), hashing.data_hash(data))
+            body = event_codec.encode(msgspec.structs.replace(event, data=None), data)
         before = hashing.link(before, body)
         rows.append(Row(seq, body, data, before))
     return rows

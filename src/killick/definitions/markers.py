@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
 
 from killick.definitions.current import HERE
 from killick.errors import NotDone
@@ -30,8 +31,7 @@ class RestingCall(Protocol):
     def mark_running(self) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class InnerSteps:
+class InnerSteps(msgspec.Struct, eq=False):
     """The steps that the code of one attempt takes, of the same run. While one is under way, the attempt waits for it.
 
     Holds the counts; the execution counts.
@@ -52,9 +52,9 @@ class InnerSteps:
     is_open: bool = True
     is_refused: bool = False
     """Whether its code got the error that closed the run's handle."""
-    waits: set[str] = field(default_factory=set)  # pyright: ignore[reportUnknownVariableType]
+    waits: set[str] = msgspec.field(default_factory=set)  # pyright: ignore[reportUnknownVariableType]
     """The waiting steps of which its code was notified."""
-    nth: dict[str, int] = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
+    nth: dict[str, int] = msgspec.field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
     """How often each call without a key was made since the attempt began."""
 
     def named(self, name: str) -> str:
@@ -70,8 +70,7 @@ class InnerSteps:
             found = found.outer
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class ToolStep:
+class ToolStep(msgspec.Struct, eq=False):
     """The attempt that a tool executes, and how the tool records its progress.
 
     run, id  the run, and the number of the step

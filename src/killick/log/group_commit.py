@@ -16,6 +16,8 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from killick.clock import Clock, SystemClock
 from killick.errors import LogError
 from killick.fork_safety import ForkedMutex, register_for_forks
@@ -49,20 +51,18 @@ _TRIED_AGAIN: Final = 64
 """After so many commits by the thread, a loop commits again: the disk may be quick now."""
 
 
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """One pending append. The committer fills it in; readers check `done`, then `result()` or `error`."""
 
-    done = False
+    item: Append
+    future: asyncio.Future[Head] | None = None
+    done: bool = False
     head: Head | None = None
     error: BaseException | None = None
     gate: threading.Lock | None = None
-    promoted = False
-    size_bytes = 0
-    due = 0.0
-
-    def __init__(self, item: Append, future: asyncio.Future[Head] | None = None) -> None:
-        self.item = item
-        self.future = future
+    promoted: bool = False
+    size_bytes: int = 0
+    due: float = 0.0
 
     @property
     def is_committed(self) -> bool:
@@ -121,6 +121,7 @@ class Committer(ForkedMutex):
         self._flush_loop: asyncio.AbstractEventLoop | None = None
         self._urgent = False
         self._thread: threading.Thread | None = None
+        self._thread_id = 0
         self._wake = threading.Event()
         self._closed = False
         self._open = 0
@@ -150,15 +151,13 @@ class Committer(ForkedMutex):
 
         The ticket is done already, or has a future to await.
         """
-        ticket = Ticket(item)
         behind = self._lead_alone(item.run) if not self._is_slow and self._is_alone(item.run) else None
         if behind is not None:
-            ticket.head, ticket.done = self._commit_alone(item, behind), True
-        else:
-            loop = running_loop()
-            ticket.future = loop.create_future()
-            self._enqueue(ticket, waits=False, lead=False)
-            self._flush_soon(loop, loop.call_soon)
+            return Ticket(item, done=True, head=self._commit_alone(item, behind))
+        loop = running_loop()
+        ticket = Ticket(item, loop.create_future())
+        self._enqueue(ticket, waits=False, lead=False)
+        self._flush_soon(loop, loop.call_soon)
         return ticket
 
     def submit(self, *tickets: Ticket, urgent: bool = False, happens_again: bool = False) -> None:
@@ -349,7 +348,7 @@ class Committer(ForkedMutex):
         The thread's own commits also wait for the interpreter's lock, so they tell nothing about the disk.
         """
         self._commits += 1
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._thread_id:
             if not self._commits % _TRIED_AGAIN:
                 self._slow_disk = False
             return self._store.append(items)
@@ -470,6 +469,7 @@ class Committer(ForkedMutex):
             self._wake.set()
 
     def _write_behind(self) -> None:
+        self._thread_id = threading.get_ident()
         idle = 0
         hurry(+1)
         while True:

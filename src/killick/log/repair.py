@@ -45,7 +45,7 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
     )
     data, cipher = pack({"because": reason, "found": what}).raw, log.cipher(run)
     data = data if cipher is None else cipher.encrypt_json(data)
-    body = event_codec.encode(event, hashing.data_hash(data))
+    body = event_codec.encode(event, data)
     row = Row(last + 1, body, data, hashing.link(head.hash, body))
     # The epoch rises, so that a current holder appends nothing more.
     moved = Head(run=run, seq=row.seq, hash=row.hash, epoch=head.epoch + 1, base=head.base, parent=head.parent)

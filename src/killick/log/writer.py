@@ -14,7 +14,6 @@ from killick.errors import HandleClosed, LogError, ValueRefused
 from killick.ids import salt
 from killick.log.derived import index_of, snapshot_of
 from killick.log.group_commit import Committer, Tail, Ticket, running_loop
-from killick.model import hashing
 from killick.model.chunks import Blob, pack
 from killick.model.cipher import Cipher
 from killick.model.event_codec import OUTBOX_EVENTS, check, encode
@@ -30,6 +29,7 @@ from killick.model.events import (
     StepStarted,
 )
 from killick.model.fold import PLAIN_EVENTS, Fold, goes_back, is_plain_step
+from killick.model.hashing import link
 from killick.model.ledger import Ledger
 from killick.store.protocol import Keys, Transaction
 from killick.store.records import Append, CreateRun, Delivery, Head, OutboxRow, Row, RunIndex, Snapshot, UniqueRight
@@ -175,8 +175,7 @@ class RunLog:
 
     def append_begun(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Ticket:
         """As `append_soon`, for a caller that must not be interrupted; `settled` waits for it."""
-        held = self._held(entries, rights, waits=True) if self._hold is not None else None
-        if held is not None:
+        if self._hold is not None and (held := self._held(entries, rights, waits=True)) is not None:
             return held
         item = self.built(entries, rights)
         try:
@@ -284,7 +283,7 @@ class RunLog:
 
         The block ends when it is committed, or raises. Until then it changes nothing that other threads read.
         """
-        encoded = _encoded(entry.event, entry.values, self._secret_key, self._cipher())
+        encoded = _encoded(entry, self._secret_key, self._cipher())
         with hold.mutex:
             if self._hold is not hold or self.failure is not None:
                 given_up = LogError(f"{self.run}: its transaction was given up; nothing of it happened")
@@ -315,7 +314,7 @@ class RunLog:
             after=self.seq,
             before=self.hash,
             epoch=self.epoch,
-            rows=(Row(self.seq + 1, body, data, hashing.link(self.hash, body)),),
+            rows=(Row(self.seq + 1, body, data, link(self.hash, body)),),
             pieces=tuple({piece.hash: piece for piece in pieces if piece.hash not in self._known}.values()),
             index=None if index == self._indexed else index,
         )
@@ -391,13 +390,13 @@ class RunLog:
         rows: list[Row] = []
         pieces: list[Blob] = []
         numbered: list[tuple[int, Event]] = []
-        for event, values in entries:
-            body, data, blobs = _encoded(event, values, self._secret_key, cipher)
+        for entry in entries:
+            body, data, blobs = _encoded(entry, self._secret_key, cipher)
             pieces += blobs
-            hash_ = hashing.link(hash_, body)
+            hash_ = link(hash_, body)
             seq += 1
             rows.append(Row(seq, body, data, hash_))
-            numbered.append((seq, event))
+            numbered.append((seq, entry.event))
         self.seq, self.hash = seq, hash_
         quiet = not self._fold.facts.waits and self._fold.are_quiet(numbered)
         self._unfolded += numbered
@@ -518,17 +517,18 @@ Encoded = tuple[bytes, bytes | None, Sequence[Blob]]
 """An event's body, with its values and their chunks."""
 
 
-def _encoded(event: Event, values: Mapping[str, Any] | None, secret_key: bytes, cipher: Cipher | None) -> Encoded:
+def _encoded(entry: Entry, secret_key: bytes, cipher: Cipher | None) -> Encoded:
+    event, values = entry
     if type(event) not in _OURS:
         _refuse_unreadable(event)
     try:
         if not values:
             return encode(event), None, ()
         packed = pack(values, at="", secret_key=cipher.digest_key if cipher else secret_key, cipher=cipher)
-        data = hashing.salted(packed.raw, salt())
+        data = b"%b%b}" % (packed.raw[:-1], salt())
         if cipher is not None:
             data = cipher.encrypt_json(data)
-        return encode(event, hashing.data_hash(data)), data, packed.blobs
+        return encode(event, data), data, packed.blobs
     except ValueRefused as refused:
         raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
     except UnicodeEncodeError as error:

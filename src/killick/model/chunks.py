@@ -85,9 +85,14 @@ def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None, cip
 
     A cipher encrypts the chunks; `raw` names them, and is for the caller to encrypt.
     """
-    raw = _plainly(obj)
-    if raw is not None:
-        return Packed(raw, ())
+    try:
+        raw = _encode(obj)
+        # A tag, deep nesting, or an int beyond 64 bits; by `find`, because `in` on bytes is twice as slow.
+        marked = raw.find(b'"$') >= 0 or raw.find(b"[[[") >= 0 or raw.translate(_DIGITS).find(_LONG_INT) >= 0
+        if not marked and len(raw) <= STRING_BYTES_MAX and _decode(raw) == obj:
+            return Packed(raw, ())  # a small value that is already plain JSON, as most are
+    except Exception:
+        pass  # the way below finds the error and names its place
     tree = plain(obj, at=at, secret_key=secret_key)
     try:
         raw = _encode(tree)
@@ -97,19 +102,6 @@ def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None, cip
         return Packed(packer.fragment(tree), tuple(packer.blobs.values()))
     except RecursionError:
         raise ValueRefused(at, "is nested too deeply; flatten it") from None
-
-
-def _plainly(obj: object) -> bytes | None:
-    """Returns the JSON of a small value that is already plain JSON, which most values are; it needs no tags."""
-    try:
-        raw = _encode(obj)
-        # A tag, deep nesting, or an int beyond 64 bits; by `find`, because `in` on bytes is twice as slow.
-        found = raw.find(b'"$') >= 0 or raw.find(b"[[[") >= 0 or raw.translate(_DIGITS).find(_LONG_INT) >= 0
-        if found or len(raw) > STRING_BYTES_MAX:
-            return None
-        return raw if _decode(raw) == obj else None
-    except Exception:  # the slow path finds the error and names its place
-        return None
 
 
 def unpack(raw: bytes, fetch: Fetch, type: Any = Any) -> Any:  # noqa: A002

@@ -12,6 +12,7 @@ from killick.errors import EventBroken, EventUnknown
 from killick.model import events as e
 from killick.model import page_events as p
 from killick.model import system_events as s
+from killick.model.hashing import data_hash
 from killick.type_init import ready
 
 AnyEvent = (
@@ -53,7 +54,8 @@ def encode(event: e.Event, data: bytes | None = None) -> bytes:
     body = _encode(event)
     if data is None:
         return body
-    return body[:-1] + b',"data":"' + b2a_base64(data, newline=False)[:43].translate(e.URL_SAFE) + b'"}'
+    digest = b2a_base64(data_hash(data), newline=False)[:43].translate(e.URL_SAFE)
+    return b'%b,"data":"%b"}' % (body[:-1], digest)
 
 
 def check(event: e.Event) -> None:

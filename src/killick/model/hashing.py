@@ -45,16 +45,11 @@ def value_hash(codec: str, body: bytes) -> bytes:
     return sha256(b"\x02%b\x00%b" % (codec.encode(), body)).digest()
 
 
-def salted(data: bytes, salt: bytes) -> bytes:
-    """Returns an event's data with a salt, so that a short value cannot be guessed from its hash once it is erased.
-
-    The salt is blanks before the closing brace, where no reader of JSON sees it.
-    """
-    return b"%b%b}" % (data[:-1], salt)
-
-
 def unsalted(data: bytes) -> bytes:
-    """Returns an event's data without its salt, to compare it with another event's."""
+    """Returns an event's data without its salt, to compare it with another event's.
+
+    The salt keeps a short value from being guessed from its hash once it is erased.
+    """
     return data[:-1].rstrip(b" \t") + b"}"
 
 

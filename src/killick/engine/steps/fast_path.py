@@ -35,7 +35,7 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
     """Takes a step that calls a tool. `given` are the arguments that the caller named; the others are defaults."""
     branch: Any = HERE.get()
     effect: Any = tool.policy.effect
-    entered = False
+    log, entered = ex.log, False
     try:
         is_fast, verdict = tool.is_plain and is_common(branch, ex), None
         if is_fast and branch.count < ex.record.last.get("", 0):
@@ -64,8 +64,8 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         made = _Attempt(ex, branch, tool, arguments, given, step, key, now)
         ex.check_lease()
         if not ex.is_first_live() and effect == "reads":
-            ex.write_behind(started)
-        elif not (writing := ex.write_begun(started)).is_committed and await ex.settled(writing):
+            log.append_behind(started)
+        elif not (writing := log.append_begun(started)).is_committed and await log.settled(writing):
             return await made.conclude(Applied(error=Untouched()))
         ex.check_lease()
         # Apply.
@@ -89,13 +89,13 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         if not is_flat or inner.is_refused or inner.waits or ex.signal or ex.parked:
             return await made.conclude(applied, inner)
         ended = e.AttemptEnded(at=ex.now_us(), step=step, attempt=1, outcome="returned")
-        ex.context.see(ex.write_behind(Entry(ended, {"output": applied.value})))
+        ex.context.see(log.append_behind(Entry(ended, {"output": applied.value})))
         if ex.after_death:
             await ex.barrier()
         branch.answer = None
         return applied.value
     except (StoreError, LogError) as failed:
-        raise ex.interrupted(failed) from failed
+        raise ex.interrupted(log.failure or failed) from failed
     finally:
         if entered:
             ex.turns.computing += 1

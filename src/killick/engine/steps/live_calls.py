@@ -11,10 +11,11 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from killick.fork_safety import end_child
 
@@ -28,8 +29,7 @@ Late = Callable[[Any, BaseException | None], object]
 """Records the outcome of a call whose execution is gone: its result, or its error."""
 
 
-@dataclass(slots=True, eq=False)
-class LiveCall:
+class LiveCall(msgspec.Struct, eq=False):
     """One call, from before it begins until it can have no more effects."""
 
     _calls: LiveCalls

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -300,7 +300,7 @@ def bare(seen: dict[str, HeadRow], items: Sequence[Append]) -> Bare | None:
     return Bare(moves, inner, last)
 
 
-class Bare(NamedTuple):
+class Bare(msgspec.Struct, frozen=True):
     """The rows of plain appends, and the resulting heads."""
 
     moves: dict[str, HeadRow]
