@@ -141,3 +141,30 @@ def test_no_operation_of_the_hot_path_reads_a_whole_table(
         if read := [table for table, count in after.items() if count != before[table]]:
             whole[name] = read
     assert whole == {}
+
+
+def test_a_page_of_a_long_run_reads_that_page_alone(filled: tuple[PostgresStore, psycopg.Connection[Any]]) -> None:
+    store, sql = filled
+    columns = "(run, base, seq, hash, epoch, checksum, delivered_checksum)"
+    sql.execute(f"INSERT INTO heads {columns} VALUES ('long', 0, 5000, '', 0, '', '')")
+    number = "(SELECT number FROM heads WHERE run = 'long')"
+    rows = "FROM generate_series(1, 5000) AS n"
+    sql.execute(f"INSERT INTO events SELECT {number}, n, '', '', '' {rows}")
+    sql.execute(f"INSERT INTO snapshots SELECT {number}, 1, n, '', '' {rows}")
+    reads: dict[str, Callable[[], object]] = {
+        "events": lambda: store.read("long", after=100, limit=10),
+        "bodies": lambda: store.read("long", after=100, limit=10, data=False),
+        "snapshot": lambda: store.snapshot("long", fold=1, at=4900),
+    }
+    for name, read in reads.items():
+        before = rows_read(store, sql)
+        for _ in range(TIMES):
+            assert read()
+        assert rows_read(store, sql) - before < 40 * TIMES, name
+
+
+def rows_read(store: PostgresStore, sql: psycopg.Connection[Any]) -> int:
+    """How many rows were fetched by way of an index."""
+    scans(store, sql)
+    [(count,)] = sql.execute("SELECT sum(idx_tup_fetch)::bigint FROM pg_stat_user_tables WHERE schemaname = 'killick'")
+    return int(count)

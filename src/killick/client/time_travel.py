@@ -132,8 +132,8 @@ def forked(
         try:
             if engine.store.head(name) is not None:
                 raise RunExists(name)
-            folder = _folder_of_fork(engine, run, name, workspace)
             parent = log.ledger(run)
+            folder = _folder_of_fork(run, parent.facts.workspace, name, workspace)
             taken = _uncaptured(engine, run, parent, log.key_of(run)) if folder is not None else None
             made = fork(
                 log, run, at, name, conditions, at=engine.clock.now_us(), by=by, because=because, workspace=folder,
@@ -152,9 +152,8 @@ def forked(
             continue  # its parent continued meanwhile
 
 
-def _folder_of_fork(engine: Engine, run: str, name: str, workspace: str | None) -> str | None:
+def _folder_of_fork(run: str, own: str | None, name: str, workspace: str | None) -> str | None:
     """The folder of a fork: it must be new or empty, because existing files are kept."""
-    own = engine.log.ledger(run).facts.workspace
     if own is None:
         if workspace is not None:
             raise TimeRefused(run, "has no workspace; fork it without workspace=")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -26,8 +24,9 @@ from killick.log.derived import SnapshotRoot
 from killick.log.group_commit import Committer
 from killick.log.paging import pages
 from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, apply_events
+from killick.lru import Lru
 from killick.model import hashing
-from killick.model.chunks import Blob, children, references, unpack
+from killick.model.chunks import Blob, Fetch, children, references, unpack
 from killick.model.cipher import Cipher
 from killick.model.event_codec import decode
 from killick.model.events import Event, RunForked, RunRewound, RunStarted, ValueErasedOnPurpose, from_text, to_text
@@ -39,6 +38,8 @@ from killick.store.records import READ_LIMIT, CreateRun, Head, Opening, Row, Sna
 from killick.type_init import ready
 
 T = TypeVar("T")
+
+_PIECES_KNOWN: Final = 64
 
 
 class Recorded(NamedTuple):
@@ -67,11 +68,11 @@ class Log:
         self.keys = keys_of(store)
         self.committer = Committer(store, clock or SystemClock(), behind=behind)
         self._snapshot_every = snapshot_every
-        self._folds: FoldCache | None = None
+        self._folds: Lru[tuple[str, str], tuple[bytes, Any]] = Lru(0)
 
     def keep_folds(self, count: int) -> None:
-        """Caches the folds of recently read runs, for a process that reads them repeatedly."""
-        self._folds = self._folds or FoldCache(count)
+        """Caches the folds of recently read runs, for a process that reads them repeatedly. It must not mutate them."""
+        self._folds = Lru(count)
 
     def close(self) -> None:
         """Commits pending appends; the store stays open."""
@@ -285,8 +286,8 @@ class Log:
         `keep` are later events that a rewind kept.
         """
         head = self.head(run)
-        if at is None and not keep and self._folds is not None:
-            fold = self._folds.get(head, "fold", lambda: self._fold(head, head.seq))
+        if at is None and not keep:
+            fold = self._cached(head, "fold", self._fold)
         else:
             fold = self._fold(head, _place(head, at))
         for seq in keep:
@@ -307,9 +308,15 @@ class Log:
     def ledger(self, run: str, at: int | None = None) -> Ledger:
         """Returns the ledger at a seq: rewound events count too."""
         head = self.head(run)
-        if at is None and self._folds is not None:
-            return self._folds.get(head, "ledger", lambda: self._ledger(head, head.seq))
-        return self._ledger(head, _place(head, at))
+        return self._cached(head, "ledger", self._ledger) if at is None else self._ledger(head, _place(head, at))
+
+    def _cached(self, head: Head, sort: str, make: Callable[[Head, int], T]) -> T:
+        """Returns a fold at this head, computing it if needed without blocking other callers."""
+        known = self._folds.get((head.run, sort))
+        if known is None or known[0] != head.hash:
+            known = head.hash, make(head, head.seq)
+            self._folds.put((head.run, sort), known)
+        return cast("T", known[1])
 
     def folds(self, run: str, at: int) -> tuple[Fold, Ledger]:
         """Returns both folds at an event, in one pass unless a rewind intervenes."""
@@ -396,7 +403,7 @@ class Log:
 
     def _load(self, root: bytes) -> tuple[Fold, Ledger] | None:
         """Loads a snapshot's folds; None if unreadable, so that the log itself is folded."""
-        fetch = self.store.pieces
+        fetch = _remembering(self.store.pieces)
         piece = fetch([root]).get(root)
         if piece is None or piece.body is None or hashing.value_hash(piece.codec, piece.body) != root:
             return None
@@ -463,29 +470,18 @@ class Log:
         return found
 
 
-class FoldCache:
-    """An LRU cache of folds at their heads. Callers must not mutate them."""
+def _remembering(fetch: Fetch) -> Fetch:
+    """Returns a fetch that reads a chunk once: several vectors of a snapshot may begin with the same ones."""
+    known: dict[bytes, Blob] = {}
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._known: OrderedDict[tuple[str, str], tuple[bytes, Any]] = OrderedDict()
-        self._mutex = threading.Lock()
+    def fetched(hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        if missing := [each for each in hashes if each not in known]:
+            if len(known) >= _PIECES_KNOWN:
+                known.clear()
+            known.update(fetch(missing))
+        return known
 
-    def get(self, head: Head, sort: str, make: Callable[[], T]) -> T:
-        """Returns the folds at this head, computing them if needed without blocking other callers."""
-        place = (head.run, sort)
-        with self._mutex:
-            known = self._known.get(place)
-            if known is not None and known[0] == head.hash:
-                self._known.move_to_end(place)
-                return cast("T", known[1])
-        made = make()
-        with self._mutex:
-            self._known[place] = (head.hash, made)
-            self._known.move_to_end(place)
-            while len(self._known) > self._count:
-                self._known.popitem(last=False)
-        return made
+    return fetched
 
 
 def _place(head: Head, at: int | None) -> int:

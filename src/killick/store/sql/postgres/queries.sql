@@ -87,14 +87,15 @@ WHERE number > $1 AND NOT removed ORDER BY number LIMIT $2
 -- name: number
 SELECT number FROM killick.heads WHERE run = $1 AND NOT removed
 
+-- The run's number is a subquery, not a join: then the index gives the order, and a page reads no more than itself.
 -- name: events
-SELECT events.seq, body, data, events.hash FROM killick.heads JOIN killick.events USING (number)
-WHERE run = $1 AND NOT removed AND events.seq > $2 ORDER BY events.seq LIMIT $3
+SELECT seq, body, data, hash FROM killick.events
+WHERE number = (SELECT number FROM killick.heads WHERE run = $1 AND NOT removed) AND seq > $2 ORDER BY seq LIMIT $3
 
 -- TOASTed data is never read when only bodies are requested.
 -- name: bodies
-SELECT events.seq, body, NULL::bytea, events.hash FROM killick.heads JOIN killick.events USING (number)
-WHERE run = $1 AND NOT removed AND events.seq > $2 ORDER BY events.seq LIMIT $3
+SELECT seq, body, NULL::bytea, hash FROM killick.events
+WHERE number = (SELECT number FROM killick.heads WHERE run = $1 AND NOT removed) AND seq > $2 ORDER BY seq LIMIT $3
 
 -- name: event
 SELECT events.seq, body, data, events.hash FROM killick.heads JOIN killick.events USING (number)
@@ -151,8 +152,9 @@ WITH gone AS (
 SELECT count(*) FROM gone
 
 -- name: snapshot
-SELECT snapshots.seq, fold, snapshots.hash, root FROM killick.heads JOIN killick.snapshots USING (number)
-WHERE run = $1 AND NOT removed AND fold = $2 AND snapshots.seq <= $3 ORDER BY snapshots.seq DESC LIMIT 1
+SELECT seq, fold, hash, root FROM killick.snapshots
+WHERE number = (SELECT number FROM killick.heads WHERE run = $1 AND NOT removed) AND fold = $2 AND seq <= $3
+ORDER BY seq DESC LIMIT 1
 
 -- name: snapshots
 SELECT snapshots.seq, fold, snapshots.hash, root FROM killick.heads JOIN killick.snapshots USING (number)
