@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -17,6 +18,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
+from pydantic import BaseModel
 
 import killick
 from killick import rules
@@ -552,6 +554,24 @@ def test_the_example_pays_once_it_was_agreed_to(tmp_path: Path) -> None:
     said = try_example("langgraph_agent", tmp_path)
     assert said.splitlines()[1:] == ["paying 45 for A7", "A7 is paid for."]
     assert said.startswith("pay(order='A7', amount=45)")
+
+
+class Ship(BaseModel):
+    """What an agent answers with."""
+
+    name: str
+
+
+def test_a_recorded_reply_keeps_the_type_of_a_structured_answer(kd: killick.Client) -> None:
+    def made(*messages: AIMessage) -> Any:
+        middleware = [KillickMiddleware(kd, models=True)]
+        return create_agent(
+            Scripted(messages=iter(messages)), [], middleware=middleware, response_format=ToolStrategy(Ship)
+        )
+
+    said = {"messages": [HumanMessage("which one?", id="h")]}
+    for messages in ((calls(("Ship", {"name": "Ada"})),), ()):  # called, and then taken from the record
+        assert made(*messages).invoke(said, THREAD)["structured_response"] == Ship(name="Ada")
 
 
 # agents inside of agents ----------------------------------------------------------------------------

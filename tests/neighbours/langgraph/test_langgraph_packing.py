@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections import deque
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import ormsgpack
+import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.serde import jsonplus
@@ -20,10 +22,19 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
+from pydantic import BaseModel
 
 import killick
 from killick.adapters.langgraph import KillickSaver
-from killick.adapters.langgraph.serialization import Packer, Unpacker, digest_of, inflated, items_of, renumbered
+from killick.adapters.langgraph.serialization import (
+    DataSerializer,
+    Packer,
+    Unpacker,
+    digest_of,
+    inflated,
+    items_of,
+    renumbered,
+)
 from pages import ROOT
 
 SERDE = JsonPlusSerializer()
@@ -31,6 +42,22 @@ SERDE = JsonPlusSerializer()
 
 class Color(Enum):
     RED = 1
+
+
+class Ship(BaseModel):
+    name: str
+    color: Color = Color.RED
+
+
+@dataclass
+class Berth:
+    number: int
+    ship: Ship | None = None
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
 
 
 class Items:
@@ -150,3 +177,24 @@ def test_a_custom_type_in_a_store_is_not_imported(tmp_path: Path) -> None:
     assert not planted.exists()
     JsonPlusSerializer().loads_typed(("msgpack", crafted))
     assert planted.exists(), "the attack works where nothing stops it"
+
+
+@pytest.mark.parametrize("value", [Ship(name="Ada"), Berth(7, Ship(name="Ada")), Color.RED, Point(1, 2), [Berth(1)]])
+def test_a_program_s_own_data_types_come_back_in_the_next_process(tmp_path: Path, value: Any) -> None:
+    builder: Any = StateGraph(dict)
+    builder.add_node("keep", lambda state: {"kept": value})
+    builder.add_edge(START, "keep")
+    config: Any = {"configurable": {"thread_id": "1"}}
+    with KillickSaver(tmp_path / "killick.db") as saver:
+        builder.compile(checkpointer=saver).invoke({"kept": None}, config)
+    with KillickSaver(tmp_path / "killick.db") as saver:
+        found = builder.compile(checkpointer=saver).get_state(config).values
+    assert found == {"kept": value}
+    assert type(found["kept"]) is type(value)
+
+
+@pytest.mark.parametrize("name", ["subprocess.Popen", "killick.adapters.langgraph.serialization.inflated", "no.Such"])
+def test_a_type_that_holds_no_data_comes_back_as_its_fields(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    crafted = ormsgpack.packb(ormsgpack.Ext(jsonplus.EXT_CONSTRUCTOR_SINGLE_ARG, ormsgpack.packb((module, kind, "x"))))
+    assert DataSerializer().loads_typed(("msgpack", crafted)) == "x"

@@ -31,7 +31,7 @@ from langgraph.runtime import get_runtime
 from langgraph.types import Interrupt
 
 from killick.adapters import langchain_approvals
-from killick.adapters.langgraph.serialization import STRICT_SERDE
+from killick.adapters.langgraph.serialization import SERDE
 from killick.adapters.tool_gate import (
     CallGroup,
     CallTracker,
@@ -435,7 +435,7 @@ def _recorded(result: Any, note: str) -> Any:
     if type(result) is ToolMessage and result.artifact is None:
         fields = result.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
         return {"content": result.content, **fields}
-    return {"typed": list(STRICT_SERDE.dumps_typed(result))}
+    return {"typed": list(SERDE.dumps_typed(result))}
 
 
 def _restored(recorded: Any, request: ToolCallRequest) -> Any:
@@ -443,7 +443,7 @@ def _restored(recorded: Any, request: ToolCallRequest) -> Any:
         return _message(recorded[ERROR], request, status="error")
     if isinstance(recorded, Mapping) and "typed" in recorded:
         name, data = recorded["typed"]
-        return STRICT_SERDE.loads_typed((name, data))
+        return SERDE.loads_typed((name, data))
     if isinstance(recorded, Mapping) and "content" in recorded:
         return ToolMessage(**{**recorded, "tool_call_id": request.tool_call["id"]})
     # A person supplied the result.

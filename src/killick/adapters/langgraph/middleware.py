@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage, message_to_dict, mes
 from langgraph.config import get_config
 
 from killick.adapters.langgraph.gate import Call, Gate, place_of, short
-from killick.adapters.langgraph.serialization import STRICT_SERDE
+from killick.adapters.langgraph.serialization import SERDE
 from killick.client.client import AnyClient
 
 
@@ -83,10 +83,10 @@ def _recorded(reply: Any) -> dict[str, Any]:
     usage = dict(used[-1].usage_metadata or {}) if used else {}
     data: dict[str, Any] = {"messages": [message_to_dict(message) for message in reply.result]}
     if reply.structured_response is not None:
-        data["structured"] = list(STRICT_SERDE.dumps_typed(reply.structured_response))
+        data["structured"] = list(SERDE.dumps_typed(reply.structured_response))
     return {**data, "model": used[-1].response_metadata.get("model_name"), "usage": usage} if used else data
 
 
 def _restored(recorded: dict[str, Any]) -> ModelResponse[Any]:
-    structured = STRICT_SERDE.loads_typed(tuple(recorded["structured"])) if "structured" in recorded else None
+    structured = SERDE.loads_typed(tuple(recorded["structured"])) if "structured" in recorded else None
     return ModelResponse(result=messages_from_dict(recorded["messages"]), structured_response=structured)

@@ -28,7 +28,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from killick.adapters.framework_state import in_thread
-from killick.adapters.langgraph.serialization import STRICT_SERDE, Packer, items_of, renumbered
+from killick.adapters.langgraph.serialization import SERDE, Packer, items_of, renumbered
 from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
 from killick.client.client import AnyClient
 from killick.errors import DeclarationRefused, RunUnknown
@@ -53,7 +53,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     def __init__(
         self, store: AnyClient | str | os.PathLike[str] = "killick.db", *, serde: SerializerProtocol | None = None
     ) -> None:
-        super().__init__(serde=serde or STRICT_SERDE)
+        super().__init__(serde=serde or SERDE)
         self._threads = Threads(store)
 
     def close(self) -> None:

@@ -14,8 +14,12 @@ numbers, delta-coded; `t` a length, the name of another type of the serializer, 
 
 from __future__ import annotations
 
+import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from hashlib import blake2b
 from itertools import accumulate, groupby
 from typing import Any, Final, NamedTuple
@@ -24,9 +28,52 @@ import msgspec
 import ormsgpack
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from pydantic import BaseModel
 
-STRICT_SERDE: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
-"""Restores LangGraph's own safe types alone: by any other, a process that can write the store could run code here."""
+
+class DataSerializer(JsonPlusSerializer):
+    """LangGraph's serializer. Restores its own safe types, and the types that this program has imported and that hold
+    data: Pydantic models, dataclasses, enums and named tuples. By any other, a process that can write the store could
+    run code here; such a value comes back as its fields."""
+
+    def __init__(self) -> None:
+        super().__init__(allowed_msgpack_modules=None)
+        self._mutex = threading.Lock()
+        self._judged: set[tuple[str, str]] = set()
+        self._allows: JsonPlusSerializer | None = None
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        if data[0] == "msgpack" and (fresh := _types_in(data[1]) - self._judged):
+            with self._mutex:
+                self._allows = (self._allows or self).with_msgpack_allowlist(filter(_holds_data, fresh))
+                self._judged |= fresh
+        return JsonPlusSerializer.loads_typed(self._allows or self, data)
+
+
+def _types_in(raw: bytes) -> set[tuple[str, str]]:
+    """Returns the modules and names of the types in a value, without creating it."""
+    found: set[tuple[str, str]] = set()
+
+    def note(code: int, inner: bytes) -> None:
+        match ormsgpack.unpackb(inner, ext_hook=note, option=ormsgpack.OPT_NON_STR_KEYS):
+            case [str(module), str(name), *_]:
+                found.add((module, name))
+            case _:
+                pass
+
+    ormsgpack.unpackb(raw, ext_hook=note, option=ormsgpack.OPT_NON_STR_KEYS)
+    return found
+
+
+def _holds_data(place: tuple[str, str]) -> bool:
+    """Returns whether a name is that of a loaded type that holds data. Imports nothing."""
+    kind = getattr(sys.modules.get(place[0]), place[1], None)
+    if not isinstance(kind, type):
+        return False
+    return issubclass(kind, BaseModel | Enum) or is_dataclass(kind) or hasattr(kind, "_fields")
+
+
+SERDE: Final = DataSerializer()
 
 INLINE_BYTES_MAX: Final = 48
 """A longer value becomes an item, and is stored once."""
@@ -82,7 +129,7 @@ class Packer:
         self._known = known
         self._first = first
         # A custom serializer may transform plain values too: it may encrypt them.
-        self._looks_into = type(serde) is JsonPlusSerializer
+        self._looks_into = is_readable(serde)
 
     def pack(self, value: Any, depth: int = 0) -> Any:
         """Returns the packed form of a value."""
@@ -203,7 +250,7 @@ class Unpacker:
         if isinstance(found, Snapshot):
             return found.made()
         value = self._value(found)
-        if type(self._serde) is JsonPlusSerializer and (state := state_of(value)) is not None:
+        if is_readable(self._serde) and (state := state_of(value)) is not None:
             self._keep(number, Snapshot(type(value), frozenset(value.model_fields_set), state))
         return value
 
@@ -249,6 +296,11 @@ def renumbered(packed: Any, numbers: Mapping[int, int]) -> Any:
             return {key: renumbered(part, numbers) for key, part in packed.items()}
         case _:
             return packed
+
+
+def is_readable(serde: SerializerProtocol) -> bool:
+    """Whether a serializer's bytes are of known content; a custom one, such as an encrypting one, gets everything."""
+    return type(serde) in (JsonPlusSerializer, DataSerializer)
 
 
 def state_of(value: Any) -> bytes | None:
