@@ -10,6 +10,8 @@ import pytest
 
 import killick
 from killick.client import time_travel
+from killick.client.answers import deliver
+from killick.engine.control.inbox import COMMAND
 from killick.engine.steps import workspace_folders
 from killick.engine.steps.workspace_hook import Files
 from killick.errors import TimeRefused
@@ -85,6 +87,16 @@ def unrecorded(kd: killick.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_change_that_no_snapshot_has_yet_survives_a_rewind(kd: killick.Client, folder: Path, unrecorded: Any) -> None:
     kd.rewind("r", "1:after")
+    assert told(folder) == STATES[1]
+
+
+def test_a_change_that_no_snapshot_has_yet_survives_a_rewind_by_the_next_holder(
+    kd: killick.Client, folder: Path, unrecorded: Any
+) -> None:
+    deliver(kd.runtime.engine, "r", COMMAND, {"command": "rewind", "to": "1:after", "because": None}, id="c", by="ann")
+    with killick.open(kd.runtime.store.place) as other, pytest.raises(killick.RunWaiting):
+        other.run(unrecorded, id="r")
+    assert any(isinstance(each.event, e.RunRewound) for each in kd.events("r"))
     assert told(folder) == STATES[1]
 
 

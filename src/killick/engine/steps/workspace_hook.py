@@ -154,9 +154,8 @@ class Files:
             logger.debug("%s: a snapshot is not on record: %s", ex.run_id, failed)
 
     def _record(self, snapshot: Snapshot, after: int, check: bool) -> None:
-        root = e.to_text(snapshot.root)
+        ex, root = self.ex, e.to_text(snapshot.root)
         alive = frozenset(each.pid for each in snapshot.processes) if check else self._alive
-        ex = self.ex
         if root == self._last and alive == self._alive and not ex.log.ledger.uncaptured():
             return
         self._alive = alive
@@ -164,7 +163,9 @@ class Files:
         self._last = root
 
     async def settle(self) -> None:
-        """Until everything that was being taken is on record."""
+        """Until what was being taken is on record, and the last change, whose process may have died before that."""
+        if not self._taking and self.ex.log.ledger.uncaptured():
+            self.begin(check=False)
         while self._taking:
             await self._until_moved()
 
@@ -182,8 +183,7 @@ class Files:
         await self.settle()
         capture = self.begin(check=False)
         await self.settle()
-        error = capture.snapshot.exception()
-        if error is not None:
+        if (error := capture.snapshot.exception()) is not None:
             raise error
 
     # around a tool ----------------------------------------------------------------------------
