@@ -117,8 +117,10 @@ def test_a_limit_gives_the_last_items(kd: killick.Client, limit: int | None, exp
     items = [said(f"{n}") for n in range(4)]
     asyncio.run(KillickSession("t", kd).add_items(items))
     assert asyncio.run(KillickSession("t", kd).get_items(limit)) == [items[n] for n in expected]
-    by_settings = KillickSession("t", kd, session_settings=SessionSettings(limit=limit))
-    assert asyncio.run(by_settings.get_items()) == [items[n] for n in expected]
+    for settings in (SessionSettings(limit=limit), {"limit": limit}):
+        by_settings = KillickSession("t", kd, session_settings=settings)
+        assert by_settings.session_settings == SessionSettings(limit=limit)
+        assert asyncio.run(by_settings.get_items()) == [items[n] for n in expected]
 
 
 def test_the_last_item_can_be_taken_back_and_added_again(kd: killick.Client) -> None:

@@ -32,11 +32,12 @@ class KillickSession(StateOwner):
 
     def __init__(
         self, session_id: str, store: AnyClient | str | os.PathLike[str], *, turn: str | None = None,
-        session_settings: SessionSettings | None = None,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Takes an open client, which stays open, or a store's location, which `close` closes."""
         self.session_id = session_id
-        self.session_settings: SessionSettings | None = session_settings
+        given = SessionSettings(**session_settings) if isinstance(session_settings, dict) else session_settings
+        self.session_settings: SessionSettings | None = given or SessionSettings()
         self.turn = turn
         self._shelf = FrameworkState.of(store, SPACE)
         self._said: Counter[str] = Counter()
