@@ -83,8 +83,8 @@ class _Endpoint:
 
     async def _written(self, call: Call[Any, Any]) -> Response:
         try:
-            keeps = self.route.keeps and self.route.scope is not None  # without a scope, callers share no keys
-            if keeps and call.key is not None and self.app.once is not None:
+            is_known = self.route.scope is not None  # without a scope, callers share no keys
+            if is_known and call.key is not None and self.app.once is not None:
                 return await self.app.once.around(call, self.route, self._answered)
             return await self._carried_out(call)
         finally:
@@ -152,8 +152,6 @@ class _Endpoint:
     def _sent(self, call: Call[Any, Any], found: Any) -> Response:
         if isinstance(found, Response):
             return found
-        if self.route.status == 204:
-            return Response(status_code=204)
         body = msgspec.json.encode(self._redacted(found, call))
         headers = {} if self.route.writes else {"ETag": f'"{sha256(body).hexdigest()[:32]}"'}
         if isinstance(found, Created):
