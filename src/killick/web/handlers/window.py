@@ -1,4 +1,4 @@
-"""The window of a run: the requests to its models, waste, evictions and faults; and one call by itself.
+"""The window of a run: the requests to its models, waste, evictions and faults.
 
 Of a long run some calls are read unless all of them are asked for. Changes nothing.
 """
@@ -25,10 +25,7 @@ from killick.history.window_report import (
     windows,
 )
 from killick.presenting.documents import Document
-from killick.web.handlers.step_detail import StepId, unknown
-from killick.web.handlers.step_list import state_of
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
-from killick.window.usage import Kind, UsageTracker, request_of
 
 READ_MAX: Final = 200
 """The number of calls that are read by default."""
@@ -36,7 +33,6 @@ POINTS_MAX: Final = 160
 """How many points the drawing has at the most."""
 LISTED_MAX: Final = 100
 PAGES_MAX: Final = 200
-MESSAGES_MAX: Final = 40
 
 
 class WindowAsked(RunAsked, frozen=True, kw_only=True):
@@ -135,78 +131,6 @@ def _tool(what: str) -> str:
     return "" if what.startswith("“") else what.partition(" ")[0]
 
 
-# one call -----------------------------------------------------------------------------------------
-
-
-class CallAsked(RunAsked, frozen=True, kw_only=True):
-    """`cursor` is `next` of the page after."""
-
-    step: StepId
-    cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
-
-
-class WindowPiece(Document, frozen=True):
-    """A piece of a request: its message, its kind and its size. `left` is the page that was evicted from here."""
-
-    message: int
-    role: str
-    kind: Kind
-    tokens: int
-    page: str
-    left: str | None
-    text: str
-    calls: tuple[Any, ...]
-
-
-class CallWindow(Document, frozen=True):
-    """The request of one call, from its end: `next` is the cursor of earlier pieces. Empty if the step is no call."""
-
-    run: str
-    step: str
-    messages: int = 0
-    tokens: int = 0
-    fills: tuple[WindowShare, ...] = ()
-    system: Any = None
-    tools: tuple[str, ...] = ()
-    pieces: tuple[WindowPiece, ...] = ()
-    first: int = 0
-    next: str | None = None
-
-
-def called(call: Call[CallAsked, Nothing]) -> CallWindow:
-    """The request of one model call, message by message, with the tombstones of evicted pages."""
-    run, number = call.asked.run, call.asked.step
-    state = state_of(call, run)
-    step = state.fold.step(number)
-    if step is None:
-        raise unknown(run, state.fold, number)
-    request = request_of(state.data(step.edited or step.intended).get("arguments")) if step.sort == "model" else None
-    if request is None:
-        return CallWindow(run=run, step=number)
-    filling = UsageTracker()
-    filled = filling.fill(*request)
-    end = filled.messages if call.asked.cursor is None else min(int(call.asked.cursor), filled.messages)
-    start = max(end - MESSAGES_MAX, 0)
-    return CallWindow(
-        run=run, step=number, messages=filled.messages, tokens=filled.tokens,
-        fills=tuple(
-            WindowShare(kind=kind, tokens=tokens, pieces=filled.counts[kind])
-            for kind, tokens in sorted(filled.kinds.items(), key=lambda each: -each[1]) if filled.counts[kind]
-        ),
-        system=request[2], tools=tuple(schema.name for schema in filling.schemas(request[1])),
-        pieces=tuple(
-            WindowPiece(
-                message=seen.at, role=seen.role, kind=seen.piece.kind, tokens=seen.piece.tokens,
-                page=seen.piece.handle, left=seen.piece.left, text=seen.text,
-                calls=tuple({"name": each.name, "arguments": each.arguments} for each in seen.calls),
-            )
-            for seen in filling.pieces() if start <= seen.at < end
-        ),
-        first=start, next=str(start) if start else None,
-    )  # fmt: skip
-
-
 ROUTES: Final[tuple[Route, ...]] = (
     get("/runs/{run}/window", window, asks=WindowAsked, gives=RunWindow, page="_window.html"),
-    get("/runs/{run}/window/{step}", called, asks=CallAsked, gives=CallWindow, page="_window_call.html"),
 )
