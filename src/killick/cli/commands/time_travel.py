@@ -10,7 +10,6 @@ from msgspec.structs import asdict
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.commands.inbox import print_wait
 from killick.cli.commands.run import Progress, fitting
 from killick.cli.context import (
     Shell,
@@ -26,6 +25,7 @@ from killick.cli.context import (
 )
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import complete_place, named_run
+from killick.cli.wait_view import print_wait
 from killick.definitions.agents import AGENTS
 from killick.engine.effects.recorded_effects import effects_of
 from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
