@@ -23,7 +23,6 @@ from killick.cli.context import (
     text_of,
 )
 from killick.cli.exit_codes import CommandFailed
-from killick.cli.live_worker import claimed_by
 from killick.cli.wait_view import NEEDS_VALUE, commands, print_wait
 from killick.client.inbox import addressed, agreement, everything
 from killick.engine.approval import argument_edits
@@ -223,6 +222,8 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
 
 def _next(shell: Shell, run: str, since: int) -> str:
     """How a run continues after an answer: a live worker does, or a person types the command."""
+    from killick.cli.live_worker import claimed_by  # which a listing does not need
+
     state = shell.log.state(run)
     is_free = shell.store.proves_life and state.status == "waiting" and not state.fold.facts.hosted
     if is_free and (holder := claimed_by(shell, run, state.agent, since=since)) is not None:
