@@ -152,7 +152,7 @@ def test_several_runs_are_acted_on_each_by_itself(office: Desk) -> None:
     assert done["results"][0] == {"run": "a", "done": True, "said": "paused"}
     assert done["results"][1]["said"] == "it is paused already"
     assert office.kd.info("a").status == "paused"
-    assert office.post("/runs/act", 422, command="prioritize", runs=["a"])["code"] == "body_refused"
+    assert office.post("/runs/act", 422, command="rewind", runs=["a"])["code"] == "body_refused"
 
 
 def test_a_run_with_any_name_is_acted_on(office: Desk) -> None:

@@ -23,7 +23,6 @@ from killick.presenting import previews
 from killick.presenting.previews import RunPreview, Will
 from killick.web.forms import JsonSchema, unmasked
 from killick.web.handlers.boundary import StepChoice, choices, own_steps
-from killick.web.problems import Problem
 from killick.web.render import VALUE_CHARS
 from killick.web.routes import Call, RunAsked, get, post
 
@@ -126,10 +125,9 @@ class BulkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     runs: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]],
                     msgspec.Meta(min_length=1, max_length=MANY_MAX)]  # fmt: skip
-    command: Literal["pause", "resume", "cancel", "prioritize"]
+    command: Literal["pause", "resume", "cancel"]
     because: Text | None = None
     compensate: bool = False
-    priority: Priority | None = None
     dry_run: bool = False
 
 
@@ -404,12 +402,9 @@ def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
 
 def act(call: Call[Any, BulkRequest]) -> BulkResults:
     """Give one command to several runs; returns the result for each."""
-    body = call.body
-    if body.command == "prioritize" and body.priority is None:
-        raise Problem(422, "prioritize takes `priority`", code="body_refused")
-    results = [_one(call, run) for run in dict.fromkeys(body.runs)]
+    results = [_one(call, run) for run in dict.fromkeys(call.body.runs)]
     done = sum(each.done for each in results)
-    return BulkResults(results=tuple(results), done=done, refused=len(results) - done, dry_run=body.dry_run)
+    return BulkResults(results=tuple(results), done=done, refused=len(results) - done, dry_run=call.body.dry_run)
 
 
 def _one(call: Call[Any, BulkRequest], run: str) -> BulkResult:
