@@ -78,21 +78,23 @@ def test_it_is_what_the_command_line_tells(kd: killick.Client) -> None:
     doc, found = api(kd, "/runs/r/window"), windows(kd.runtime.log, "r")
     assert found is not None
     for name in ("sent", "without", "counted", "cached", "budget", "messages", "left", "wanted", "read"):
-        assert doc[name] == getattr(found, name), name
+        assert doc["report"][name] == getattr(found, name), name
     assert (doc["calls"], doc["batches"], doc["faulted"]) == (60, len(found.evictions), len(found.faults))
-    assert doc["at"]["step"] == found.at.step
-    assert doc["money"]["spent_micros"] == found.money.spent_micros
+    assert doc["report"]["at"]["step"] == found.at.step
+    assert doc["report"]["money"]["spent_micros"] == found.money.spent_micros
     assert sum(point["evicted"] for point in doc["points"]) == doc["evicted"]
-    assert [each["seq"] for each in doc["evictions"]] == [each.seq for each in reversed(found.evictions)]
-    assert {each["kind"]: each["tokens"] for each in doc["fills"]} == {each.kind: each.tokens for each in found.fills}
+    assert [each["seq"] for each in doc["report"]["evictions"]] == [each.seq for each in reversed(found.evictions)]
+    assert {each["kind"]: each["tokens"] for each in doc["report"]["fills"]} == {
+        each.kind: each.tokens for each in found.fills
+    }
 
 
 def test_every_eviction_fault_and_call_leads_to_its_step(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 40, "budget": 3_000}, id="r")
     doc = api(kd, "/runs/r/window")
     links = set(_Page(page(kd, "/runs/r/window")).links)
-    assert doc["evictions"]
-    for each in doc["evictions"] + doc["faults"] + doc["points"]:
+    assert doc["report"]["evictions"]
+    for each in doc["report"]["evictions"] + doc["report"]["faults"] + doc["points"]:
         assert f"/runs/r?step={each['step']}#step-{each['step']}" in links
 
 
@@ -143,8 +145,8 @@ def test_what_agents_and_models_wrote_is_text_and_nothing_else(kd: killick.Clien
 def test_hidden_fields_are_hidden_here_too(kd: killick.Client) -> None:
     kd.run(desk, MAIL, id="r")
     shown = api(kd, "/runs/r/window")
-    assert shown["evictions"]
-    assert shown["faults"]
+    assert shown["report"]["evictions"]
+    assert shown["report"]["faults"]
     client = web(kd, redact=["email"])
     for at in ("/runs/r/window", "/api/v1/runs/r/window"):
         answer = client.get(at)
@@ -168,13 +170,13 @@ def test_a_long_run_is_read_in_part_until_all_of_it_is_asked_for(kd: killick.Cli
 
     kd.run(long, READ_MAX + 40, id="r")
     doc = api(kd, "/runs/r/window")
-    assert doc["read"] < doc["calls"] == READ_MAX + 40
+    assert doc["report"]["read"] < doc["calls"] == READ_MAX + 40
     assert len(doc["points"]) <= POINTS_MAX
     assert (doc["points"][0]["first"], doc["points"][-1]["last"]) == (1, READ_MAX + 40)
     text = page(kd, "/runs/r/window")
     assert "sums are estimates from these" in text
     assert "/runs/r/window?whole=true" in _Page(text).links
-    assert api(kd, "/runs/r/window?whole=true")["read"] == READ_MAX + 40
+    assert api(kd, "/runs/r/window?whole=true")["report"]["read"] == READ_MAX + 40
 
 
 @pytest.mark.slow
@@ -192,6 +194,6 @@ def test_lists_are_bounded_however_much_left(kd: killick.Client) -> None:
 
     kd.run(busy, id="r")
     doc = api(kd, "/runs/r/window")
-    assert len(doc["evictions"]) <= LISTED_MAX
-    assert doc["batches"] >= len(doc["evictions"])
+    assert len(doc["report"]["evictions"]) <= LISTED_MAX
+    assert doc["batches"] >= len(doc["report"]["evictions"])
     assert doc["evicted"] > 0

@@ -10,20 +10,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from killick.history.window_report import (
-    EvictedPage,
-    Eviction,
-    Fault,
-    ModelCall,
-    Pin,
-    Waste,
-    WindowCost,
-    WindowPage,
-    Windows,
-    WindowShare,
-    grouped,
-    windows,
-)
+from killick.history.window_report import EvictedPage, ModelCall, Windows, grouped, windows
 from killick.presenting.documents import Document
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
@@ -52,38 +39,20 @@ class WindowPoint(Document, frozen=True):
 
 
 class RunWindow(Document, frozen=True):
-    """The requests of a run's model calls; `at` is the last of them, whose contents and pages are returned.
+    """The requests of a run's model calls. Of `calls`, so many were `read`, and sums are estimates if these are fewer.
 
-    Of `calls`, so many were `read`, and sums are estimates where these are fewer. Evictions, faults and pins are listed
-    from the last, and counted; `left` are the different pages that left, and `wanted` is how often one was wanted back.
+    `report` is that of `killick show --window --json` without its calls; it lists evictions, faults and pins from the
+    last, up to a limit, and these are counted here. It is null if the run called no model.
     """
 
     run: str
     calls: int
-    read: int = 0
-    budget: int | None = None
-    at: ModelCall | None = None
-    largest: ModelCall | None = None
-    messages: int = 0
-    fills: tuple[WindowShare, ...] = ()
-    pages: tuple[WindowPage, ...] = ()
-    sent: int = 0
-    without: int = 0
-    counted: int = 0
-    cached: int = 0
-    waste: tuple[Waste, ...] = ()
-    money: WindowCost | None = None
     batches: int = 0
     evicted: int = 0
     faulted: int = 0
     pinned: int = 0
-    left: int = 0
-    wanted: int = 0
-    thrashed: tuple[str, ...] = ()
-    evictions: tuple[Eviction, ...] = ()
-    faults: tuple[Fault, ...] = ()
-    pins: tuple[Pin, ...] = ()
     points: tuple[WindowPoint, ...] = ()
+    report: Windows | None = None
 
 
 def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
@@ -94,13 +63,16 @@ def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
         return RunWindow(run=run, calls=0)
     if call.mask:
         found = _bare(found)
-    return RunWindow.of(
-        found, run=run, calls=len(found.calls), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
-        pages=tuple(sorted(found.pages, key=lambda page: -page.tokens)[:PAGES_MAX]), batches=len(found.evictions),
+    latest = slice(None, -LISTED_MAX - 1, -1)
+    report = replace(
+        found, calls=(), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
+        pages=tuple(sorted(found.pages, key=lambda page: -page.tokens)[:PAGES_MAX]),
+        evictions=found.evictions[latest], faults=found.faults[latest], pins=found.pins[latest],
+    )  # fmt: skip
+    return RunWindow(
+        run=run, calls=len(found.calls), batches=len(found.evictions),
         evicted=sum(len(each.pages) for each in found.evictions), faulted=len(found.faults), pinned=len(found.pins),
-        evictions=found.evictions[: -LISTED_MAX - 1 : -1],
-        faults=found.faults[: -LISTED_MAX - 1 : -1], pins=found.pins[: -LISTED_MAX - 1 : -1],
-        points=tuple(_point(group) for group in grouped(found.calls, POINTS_MAX)),
+        points=tuple(_point(group) for group in grouped(found.calls, POINTS_MAX)), report=report,
     )  # fmt: skip
 
 
