@@ -259,7 +259,7 @@ def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -
     if name is not None and run.client.runtime.store.head(name) is not None:
         raise RunExists(name)
     conditions = time_travel.checked(run.client.runtime.engine, run.given, run.facts.agent, conditions, None)
-    called = name or _free(run)
+    called = name or time_travel.free_name(run.client.runtime.store, run.given)
     fork(log, run.given, at, called, conditions, at=run.client.runtime.clock.now_us())
     place = boundaries.at(log, run.given, at)
     lines = [f"other output of step {step}: {shown(output, CHARS)}" for step, output in conditions.output.items()]
@@ -272,15 +272,6 @@ def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -
         f"It adopts the later effects of {run.given} where it makes the same calls; {report.WORLD[conditions.effects]}."
     )
     return Will(summary, _cut([*(lines or ["nothing is different"]), world, f"{run.given} itself does not change."]))
-
-
-def _free(run: RunPreview) -> str:
-    """The name of a fork that was given none."""
-    number, name = 1, f"{run.given}-fork"
-    while run.client.runtime.store.head(name) is not None:
-        number += 1
-        name = f"{run.given}-fork-{number}"
-    return name
 
 
 def undo(found: UndoPreview, settled: str | None) -> Will:
