@@ -236,14 +236,6 @@ class QuarantinedRun(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which code answers, and the layout of its store."""
-
-    killick: str
-    python: str
-    store_format: int
-
-
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The health of a store, by quick checks. `wrong` counts the problems."""
 
@@ -262,7 +254,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     feed_end: int
     feed_behind: int
     seal: Seal | None
-    versions: Versions
+    killick: str
+    python: str
+    store_format: int
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,7 +280,7 @@ def health(call: Call[Nothing, Nothing]) -> Health:
         due_more=len(due) == DUE_MAX, oldest_due=oldest, late=late, questions=len(questions), questions_more=more,
         quarantined=apart, feed_end=store.outbox_end(),
         feed_behind=max((each.behind for each in hook_lines(client)), default=0), seal=last_seal(client),
-        versions=Versions(killick=VERSION, python=platform.python_version(), store_format=STORE_FORMAT),
+        killick=VERSION, python=platform.python_version(), store_format=STORE_FORMAT,
     )  # fmt: skip
 
 
