@@ -163,7 +163,7 @@ class _FormBuilder:
         if kind == "choice":
             fits = any(written(value) == written(each) for each in _choices(wanted))
         else:
-            fits = isinstance(value, _TYPES.get(kind, str)) and (kind != "list" or len(value) <= self.left)
+            fits = isinstance(value, _TYPES.get(kind, str)) and (kind != "list" or len(_list(value)) <= self.left)
         if not fits or (isinstance(value, bool) and kind in ("integer", "number")):
             return "json"
         is_long = kind == "text" and isinstance(value, str) and ("\n" in value or len(value) > LONG_CHARS)
