@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -22,7 +21,7 @@ from killick.cli.context import (
     run_argument,
     text_of,
 )
-from killick.cli.exit_codes import CommandFailed
+from killick.cli.exit_codes import CommandFailed, nearest
 from killick.cli.wait_view import NEEDS_VALUE, commands, print_wait
 from killick.client.inbox import addressed, agreement, everything
 from killick.engine.approval import argument_edits
@@ -35,12 +34,6 @@ from killick.presenting.documents import Question, open_wait
 from killick.store.records import ENDED
 
 VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
-_ALSO: Final = {
-    "yes": "approve", "ok": "approve", "accept": "approve", "allow": "approve", "no": "reject", "deny": "reject",
-    "refuse": "reject", "change": "edit", "reply": "respond", "done": "happened", "did": "happened", "retry": "not",
-    "didnt": "not", "abort": "stop",
-}  # fmt: skip
-"""Common mistypings of verbs, for the error message."""
 
 
 # inbox --------------------------------------------------------------------------------------------
@@ -198,8 +191,7 @@ def _open_waits(shell: Shell, wait: str) -> tuple[str, list[Wait]]:
 def _verb(verb: str) -> Verb:
     if verb in VERBS:
         return verb
-    meant = [_ALSO[verb.lower()]] if verb.lower() in _ALSO else get_close_matches(verb.lower(), VERBS, 1, 0.5)
-    hint = f"did you mean {meant[0]}?" if meant else f"it is one of {', '.join(VERBS)}"
+    hint = nearest(verb.lower(), VERBS, f"it is one of {', '.join(VERBS)}")
     raise CommandFailed(f"{verb}: no such answer; {hint}")
 
 

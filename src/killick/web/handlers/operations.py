@@ -81,10 +81,9 @@ class StepRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fiel
     step: StepNumber
 
 
-class OverrideRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OverrideRequest(StepRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Give a step that is not over its result."""
 
-    step: StepNumber
     output: Any
 
 
@@ -113,10 +112,9 @@ class ForkRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fiel
     effects: Literal["recorded", "live", "none"] = "recorded"
 
 
-class UndoRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UndoRequest(StepRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Undo the effect of one step. `settled` gives the known outcome of an undo that is in doubt."""
 
-    step: StepNumber
     settled: Literal["happened", "not"] | None = None
 
 
