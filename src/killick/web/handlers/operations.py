@@ -20,7 +20,7 @@ from killick.errors import KillickError
 from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
 from killick.presenting import previews
-from killick.presenting.previews import RunPreview, Will
+from killick.presenting.previews import CommandOutcome, RunPreview, Will
 from killick.web.forms import JsonSchema, unmasked
 from killick.web.handlers.boundary import StepChoice, choices, own_steps
 from killick.web.render import VALUE_CHARS
@@ -139,18 +139,10 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     made: str | None = None
 
 
-class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for one run of several, in words."""
-
-    run: str
-    done: bool
-    said: str
-
-
 class BulkResults(msgspec.Struct, frozen=True, kw_only=True):
     """The result for each of several runs."""
 
-    results: tuple[BulkResult, ...]
+    results: tuple[CommandOutcome, ...]
     done: int
     refused: int
     dry_run: bool
@@ -401,20 +393,20 @@ def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
 def act(call: Call[Any, BulkRequest]) -> BulkResults:
     """Give one command to several runs; returns the result for each."""
     results = [_one(call, run) for run in dict.fromkeys(call.body.runs)]
-    done = sum(each.done for each in results)
+    done = sum(each.refused is None for each in results)
     return BulkResults(results=tuple(results), done=done, refused=len(results) - done, dry_run=call.body.dry_run)
 
 
-def _one(call: Call[Any, BulkRequest], run: str) -> BulkResult:
+def _one(call: Call[Any, BulkRequest], run: str) -> CommandOutcome:
     body, command = call.body, COMMANDS[call.body.command]
-    try:
+
+    def does() -> str:
         preview = command.will(RunPreview(call.client, run), body)
         if body.dry_run:
-            return BulkResult(run=run, done=True, said=preview.will)
-        said = command.do(call.client, run, body, {"by": call.person.name, "because": body.because})
-        return BulkResult(run=run, done=True, said=said or command.done)
-    except KillickError as refused:
-        return BulkResult(run=run, done=False, said=str(refused).removeprefix(f"{run}: "))
+            return preview.will
+        return command.do(call.client, run, body, {"by": call.person.name, "because": body.because}) or command.done
+
+    return previews.outcome(run, does)
 
 
 ROUTES: Final = (

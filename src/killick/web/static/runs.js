@@ -77,7 +77,7 @@ function show(found) {
     const name = document.createElement("b");
     name.className = "mono";
     name.textContent = each.run;
-    line.append(name, ": ", each.said.replace(`${each.run} `, ""));
+    line.append(name, ": ", each.done ?? each.refused);
     return line;
   }));
 }
