@@ -179,3 +179,25 @@ def test_a_fork_offers_steps_their_recorded_values_and_their_options(kd: Client,
         page.wait_for_url(re.compile("/runs/(?!claim-17$)"))
         page.get_by_role("link", name="Compare with parent").click()
         expect(page.locator("main")).to_contain_text("They share 3 steps")
+
+
+def test_one_command_goes_to_several_runs_after_its_preview(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs?status=waiting")
+        chosen = [str(each.get_attribute("data-pick")) for each in page.locator("[data-pick]").all()[:2]]
+        for run in chosen:
+            page.locator(f'[data-pick="{run}"]').check()
+        page.locator("#chosen [data-command=pause]").click()
+        dialog = page.locator("#act-many")
+        expect(dialog.locator("[data-will] li")).to_have_count(2)
+        assert [kd.info(run).status for run in chosen] == ["waiting", "waiting"], "a preview changes nothing"
+        dialog.locator("[data-do]").click()
+        expect(dialog).to_be_hidden()
+        assert [kd.info(run).status for run in chosen] == ["paused", "paused"]
+
+
+def test_a_record_is_verified_from_its_page(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/claim-18")
+        page.locator("[data-verify]").dispatch_event("click")
+        expect(page.locator("[data-verified]")).to_contain_text("events hold")

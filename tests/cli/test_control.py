@@ -108,8 +108,8 @@ def test_a_terminal_is_asked_before_many_are_touched(office: Path) -> None:
 def test_json_says_of_each_what_was_done_or_why_not(office: Path, capsys: Capture) -> None:
     found = json.loads(call(capsys, "pause", "claim_17", "done_1", "--json").out)
     assert found == [
-        {"run": "claim_17", "status": "waiting", "done": "paused", "refused": None, "dry_run": False},
-        {"run": "done_1", "status": "completed", "done": None, "refused": "it is over (completed)", "dry_run": False},
+        {"run": "claim_17", "done": "paused", "refused": None, "dry_run": False},
+        {"run": "done_1", "done": None, "refused": "it is over (completed)", "dry_run": False},
     ]
 
 

@@ -1,4 +1,4 @@
-"""`killick find`: one block a hit, newest first, words that people guess, and one line for every mistake."""
+"""`killick find`: one block a hit, newest first, and one line for every mistake."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_call_is_found_by_its_arguments_as_people_write_them(cli: Cli) -> None
     assert first.split()[2:] == ["order_17", "step", "2", "desk"]
     assert what == '  ✓ refund(order="17", amount=12.5)'
     assert output == "    → refunded 12.5"
-    assert cli("call", "--where", "order=A-19")[1].count("order_A-19") == 2
+    assert cli("calls", "--where", "order=A-19")[1].count("order_A-19") == 2
 
 
 def test_decisions_show_their_reason_cut_to_a_few_lines(cli: Cli) -> None:
@@ -134,8 +134,8 @@ def test_json_says_all_there_is(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["failuers"], "killick: failuers: no such search; did you mean failures?"),
-        (["wibble"], "killick: wibble: no such search; ask for decisions, calls, failures, effects, answers"),
+        (["failuers"], "killick: failuers: killick find has no such command; did you mean failures?"),
+        (["wibble"], "killick: wibble: killick find has no such command; it has answers, calls, decisions, effects,"),
         (["calls", "--where", "to"], "killick: 'to': no name and value; write it as name=value"),
         (["calls", "--run", "order_1"], "killick: order_1: no such run in killick.db; did you mean order_1"),
         (["calls", "--since", "tea"], "killick: 'tea'"),
@@ -159,6 +159,6 @@ def test_an_index_that_cannot_be_written_is_done_without_and_said(cli: Cli, monk
 
 
 def test_help_shows_what_may_be_asked(cli: Cli) -> None:
-    assert "killick find calls send_email --where to=ada@x.org" in cli()[1]
+    assert "killick find calls send_email --where to=ada@x.org" in cli("calls", "--help")[1]
     lines = [line.split()[0] for line in cli("effects", "--help")[1].splitlines() if line.startswith("  --")]
     assert lines[:4] == ["--where", "--standing", "--undone", "--in-doubt"]

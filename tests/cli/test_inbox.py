@@ -309,7 +309,7 @@ def test_a_terminal_asks_who_may_answer_and_takes_an_edit_by_name(refund: Path) 
     assert code == 0, seen
     assert "0 of 2 approved" in seen
     assert "(rule large sums)" in seen
-    assert "0 of 2 approved, until 20" in seen
+    assert "0 of 2 approved; until 20" in seen
     assert "edit amount=100; respond VALUE" in seen
     assert 'edit refund(to="Ann", amount=400, note=null) with amount=70, to="Bob B"' in " ".join(seen.split())
     with killick.open(str(refund / "killick.db")) as kd:

@@ -147,7 +147,7 @@ MISTAKES = [
     ("answer", "answer: needs WAIT_OR_RUN"),
     ("answer claim_17", "claim_17: answer what? claim_17:9 takes approve, reject, edit, respond"),
     ("answer claim_17 aprove", "aprove: no such answer; did you mean approve?"),
-    ("answer claim_17 yes", "yes: no such answer; did you mean approve?"),
+    ("answer claim_17 yes", "yes: no such answer; it is one of approve, reject, edit, respond,"),
     ("answer claim_17 xyzzy", "it is one of approve, reject, edit, respond, happened, not, stop"),
     ("answer claim_17 happened", "'happened' is not an answer to this; give one of approve, reject, edit, respond"),
     ("answer claim_17 edit", "claim_17:9: 'edit' needs a value; add --value"),

@@ -1,16 +1,12 @@
-"""`killick ps`: every run on a line with where it is, filters that filter, and a table that lives."""
+"""`killick ps`: every run on a line with where it is, and filters that filter."""
 
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,6 @@ import pytest
 
 import killick
 from killick.cli.commands import ps
-from killick.cli.context import Shell
 from killick.cli.main import main
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -252,15 +247,6 @@ def test_where_there_is_no_room_what_a_run_waits_for_is_on_a_line_of_its_own(
     assert (about, counts) == ("    managers: Pay ann for the second invoice of October?", "1 waiting")
 
 
-def test_a_live_table_begins_with_what_needs_a_person(store: Path) -> None:
-    shell = Shell(store=str(store))
-    try:
-        found = [each.line.status for each in ps.Listing(shell, ps.ListRequest()).seen(urgent=True)]
-    finally:
-        shell.close()
-    assert found == ["abandoned", "failed", "waiting", "waiting", "paused", "queued", "completed"]
-
-
 def test_only_logs_of_runs_that_are_shown_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,56 +265,6 @@ def test_only_logs_of_runs_that_are_shown_are_read(
     assert main(["ps", "--limit", "3", "--store", str(tmp_path / "k.db")]) == 0
     assert "3 of 40 shown" in capsys.readouterr().out
     assert read == {"ask_39", "ask_38", "ask_37"}
-
-
-# watching -----------------------------------------------------------------------------------------
-
-
-def watch(store: Path, *args: str, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", "-m", "killick", "ps", "--watch", *args]
-    return subprocess.Popen(command, cwd=store.parent, text=True, **options)
-
-
-@pytest.mark.slow
-def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
-    with (
-        killick.open(str(store)) as kd,
-        watch(store, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching,
-    ):
-        assert watching.stdout is not None
-        for number in range(600):  # until it has looked once, what happens is no change to it
-            kd.start(echo, "x", id=f"watched_{number}")
-            if select.select([watching.stdout], [], [], 0.5)[0]:
-                break
-        line = json.loads(watching.stdout.readline())
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(300) == 0
-        assert (line["status"], line["id"].partition("_")[0]) == ("queued", "watched")
-        for each in range(number + 1):
-            kd.cancel(f"watched_{each}")
-            kd.advance(f"watched_{each}")
-            kd.runtime.store.remove(f"watched_{each}")
-
-
-@pytest.mark.slow
-def test_on_a_terminal_a_table_lives_until_q(store: Path) -> None:
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
-    watching = watch(store, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    seen, until = b"", time.monotonic() + 300
-    while b"q quits" not in seen and time.monotonic() < until:
-        if select.select([ours], [], [], 0.2)[0]:
-            seen += os.read(ours, 65_536)
-    os.write(ours, b"q")
-    try:
-        assert watching.wait(300) == 0
-        seen += os.read(ours, 65_536)
-    finally:
-        watching.kill()
-        os.close(ours)
-    assert b"orphan_1" in seen
-    assert seen.rstrip().endswith(b"\x1b[?25h"), "the cursor is back"
 
 
 # runs of other programs, crashes, forks -----------------------------------------------------------

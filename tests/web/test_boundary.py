@@ -220,23 +220,6 @@ def test_redacted_fields_are_nowhere_in_a_moment(kd: killick.Client) -> None:
         for n in range(moment(web, 0)["count"]):
             for address in (f"/api/v1{RUN}/moments/{n}", f"{RUN}/moments/{n}"):
                 assert "@example.org" not in web.get(address).text
-        assert "@example.org" not in web.get(f"/api/v1{RUN}/diff", params={"from": "start", "to": "now"}).text
-
-
-# whole states and differences ---------------------------------------------------------------------
-
-
-def test_a_diff_is_that_of_the_client_and_its_patch_leads_from_the_one_state_to_the_other(
-    kd: killick.Client, web: TestClient
-) -> None:
-    found = web.get(f"/api/v1{RUN}/diff", params={"from": "5:before", "to": "6:after"}).json()
-    wanted = kd.diff("r/1", "5:before", "6:after")
-    assert found["patch"] == json.loads(json.dumps(wanted.patch(), default=str))
-    assert (found["before"]["place"], found["after"]["place"]) == ("5:before", "6:after")
-    alone = web.get(f"/api/v1{RUN}/diff", params={"to": "5"}).json()
-    assert (alone["before"]["place"], alone["after"]["place"]) == ("5:before", "5:after")
-    refused = web.get(f"/api/v1{RUN}/diff", params={"from": "now", "to": "start"})
-    assert refused.status_code in (400, 404)
 
 
 # long runs ----------------------------------------------------------------------------------------

@@ -145,14 +145,14 @@ def test_several_runs_are_acted_on_each_by_itself(office: Desk) -> None:
     office.at(at.waits, run="b")
     office.kd.pause("b", by="max")
     told_ = office.post("/runs/act", command="pause", runs=["a", "b", "nobody"], dry_run=True)
-    assert [each["done"] for each in told_["results"]] == [True, False, False]
+    assert [each["refused"] is None for each in told_["results"]] == [True, False, False]
     assert office.kd.info("a").status == "waiting"
     done = office.post("/runs/act", command="pause", runs=["a", "b", "nobody"], because="audit")
     assert (done["done"], done["refused"]) == (1, 2)
-    assert done["results"][0] == {"run": "a", "done": True, "said": "paused"}
-    assert done["results"][1]["said"] == "it is paused already"
+    assert done["results"][0] == {"run": "a", "done": "paused", "refused": None}
+    assert done["results"][1]["refused"] == "it is paused already"
     assert office.kd.info("a").status == "paused"
-    assert office.post("/runs/act", 422, command="prioritize", runs=["a"])["code"] == "body_refused"
+    assert office.post("/runs/act", 422, command="rewind", runs=["a"])["code"] == "body_refused"
 
 
 def test_a_run_with_any_name_is_acted_on(office: Desk) -> None:

@@ -20,7 +20,7 @@ from killick.web.app_context import AppContext
 from killick.web.auth.access import Identified
 from killick.web.endpoints import Endpoints
 from killick.web.problems import Problem, problem_of
-from killick.web.routes import Call, delete, get, post
+from killick.web.routes import Call, get, post
 from killick.workers.tokens import Person
 
 
@@ -58,15 +58,10 @@ async def write(call: Call[Asked, Body]) -> Told:
     return Told(run=call.asked.run, value=call.body.note)
 
 
-def take(call: Call[Asked, Any]) -> None:
-    """Take something away."""
-
-
 ROUTES = (
     get("/runs/{run}", look, asks=Asked, gives=Told),
     get("/runs/known", lambda call: Told(run="a fixed word"), gives=Told),
     post("/runs/{run}/notes", write, asks=Asked, takes=Body, gives=Told),
-    delete("/runs/{run}", take, asks=Asked),
 )
 
 
@@ -163,11 +158,6 @@ def test_a_fault_of_ours_tells_nothing_of_itself(web: TestClient) -> None:
 def test_a_key_that_cannot_be_one_is_refused(web: TestClient) -> None:
     answer = web.post("/api/v1/runs/r/notes", json={"note": "x"}, headers={"Idempotency-Key": "k" * 201})
     assert (answer.status_code, code_of(answer)) == (400, "key_refused")
-
-
-def test_taking_something_away_answers_with_nothing(web: TestClient) -> None:
-    answer = web.delete("/api/v1/runs/r1")
-    assert (answer.status_code, answer.content) == (204, b"")
 
 
 def test_every_error_of_killicks_own_has_a_status() -> None:

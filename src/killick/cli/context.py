@@ -405,12 +405,20 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def value_of(text: str | None) -> Any:
-    """A value as people write it: JSON where it is JSON, `@file` for a file of it, `-` for stdin, else plain text."""
+def value_of(text: str | None, named: str | None = None) -> Any:
+    """A value as people write it: JSON where it is JSON, `@file` for a file of it, `-` for stdin, else plain text.
+
+    A value that is `named` is no prose: where it begins as JSON it has to be JSON.
+    """
     if text is None:
         return None
     found = parsed(text_of(text))
-    return str(found) if isinstance(found, Unparsed) else found
+    if not isinstance(found, Unparsed):
+        return found
+    if named is not None and found[:1] in ("{", "[", '"'):
+        hint = 'quote it for your shell, as \'{"status": "down"}\''
+        raise CommandFailed(f"{named}: is not JSON ({found.why}); {hint}")
+    return str(found)
 
 
 def named(text: str) -> tuple[str, str]:
@@ -424,7 +432,7 @@ def named(text: str) -> tuple[str, str]:
 def pair(text: str) -> tuple[str, Any]:
     """`name=value` as people write it."""
     name, value = named(text)
-    return name, value_of(value)
+    return name, value_of(value, name)
 
 
 # completing ---------------------------------------------------------------------------------------

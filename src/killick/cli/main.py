@@ -25,7 +25,6 @@ COMMANDS: Final[dict[str, str]] = {
     "start": "create a run for a worker",
     "show": "one run in detail",
     "worker": "execute the due runs",
-    "find": "search all runs",
     "serve": "dashboard and HTTP API",
     "inbox": "questions to people",
     "check": "inject faults, find bugs",
@@ -41,6 +40,10 @@ COMMANDS: Final[dict[str, str]] = {
 """The commands that are typed as one word, each with its line; in the help, two to a line."""
 
 GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
+    "find": ("Look across all runs and time.", {
+        "answers": "people's answers and comments", "calls": "tool calls and outcomes",
+        "decisions": "choices and their reasons", "effects": "in force, undone or in doubt", "failures": "by error",
+    }),
     "edit": ("Intervene in a run.", {
         "set": "change a run's context", "override": "give a step its result", "skip": "skip a step",
         "retry": "retry without the backoff", "note": "add a note to the record", "priority": "set a priority",
@@ -85,7 +88,7 @@ MODULES: Final = {
         "killick.cli.commands.ps": "ps",
         "killick.cli.commands.show": "show",
         "killick.cli.commands.diff": "time diff",
-        "killick.cli.commands.find": "find",
+        "killick.cli.commands.find": ", ".join(f"find {word}" for word in GROUPS["find"][1]),
         "killick.cli.commands.inbox": "inbox, answer, message say",
         "killick.cli.commands.control": "pause, resume, cancel, message send",
         "killick.cli.commands.overrides": ", ".join(f"edit {word}" for word in GROUPS["edit"][1]),
@@ -94,8 +97,7 @@ MODULES: Final = {
         "killick.cli.commands.replay": "time replay",
         "killick.cli.commands.store.verify": "store verify",
         "killick.cli.commands.store.doctor": "store doctor, store namespaces",
-        "killick.cli.commands.store.maintenance": "store repair, store erase, store export",
-        "killick.cli.commands.store.keys": "store rotate",
+        "killick.cli.commands.store.maintenance": "store repair, store erase, store export, store rotate",
         "killick.cli.commands.store.prune": "store prune",
         "killick.cli.commands.store.seal": "store seal, store prove",
         "killick.cli.commands.contract": ", ".join(f"contract {word}" for word in GROUPS["contract"][1]),

@@ -17,9 +17,6 @@ from killick.encryption.keyring import ErasedSubject, Keyring
 from killick.errors import KeyRefused
 from killick.history import vaults
 from killick.log import Report
-from killick.log.progress import Progress as SealProgress
-from killick.log.progress import silent
-from killick.log.verify import Progress
 from killick.model.retry import Duration, seconds
 from killick.store.records import ENDED
 
@@ -33,12 +30,7 @@ class Maintenance(Group[C]):
 
     @InThread
     def verify(
-        self,
-        run: str | None = None,
-        *,
-        checkpoint: str | bytes | None = None,
-        key: str | bytes | None = None,
-        progress: Progress | None = None,
+        self, run: str | None = None, *, checkpoint: str | bytes | None = None, key: str | bytes | None = None
     ) -> Report:
         """Verifies the whole store, or one run, against its hashes and its seals, and locates any damage. Raises
         ProofBroken if the checkpoint or the key is invalid.
@@ -47,7 +39,7 @@ class Maintenance(Group[C]):
         checkpoint  a checkpoint from `seal`, kept outside the store: the log must match it
         key         the public key, as PEM, of the last seal and of the checkpoint
         """
-        return seal_check.verify(self._runtime.log, run, checkpoint=checkpoint, key=key, progress=progress)
+        return seal_check.verify(self._runtime.log, run, checkpoint=checkpoint, key=key)
 
     @InThread
     def export(self, run: str, *, children: bool = False, redact: bool | Sequence[str] = False) -> bytes:
@@ -97,10 +89,10 @@ class Maintenance(Group[C]):
         return found
 
     @InThread
-    def seal(self, key: bytes, *, by: str | None = None, progress: SealProgress = silent) -> sealing.Sealed:
+    def seal(self, key: bytes, *, by: str | None = None) -> sealing.Sealed:
         """Seals the changes since the last seal, with a private key as PEM. Keep the `file` of the result outside the
         store. Raises SealRefused."""
-        return sealing.seal(self._runtime.log, key, at_us=self._runtime.clock.now_us(), by=by, progress=progress)
+        return sealing.seal(self._runtime.log, key, at_us=self._runtime.clock.now_us(), by=by)
 
     @InThread
     def prove(self, run: str, seq: int, *, values: bool = False, since: str | bytes | None = None) -> Proof:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,7 @@ from killick.model.facts import OUT_OF_BAND, Step
 from killick.model.fold import Fold
 from killick.model.ledger import Capture, Ledger
 from killick.model.typed import convert
+from killick.store.protocol import Store
 from killick.store.records import Append, Message, Row
 from killick.workspace.workspace import Snapshot
 
@@ -127,8 +129,8 @@ def forked(
     if row is None:
         raise RunUnknown(run)
     conditions = checked(engine, run, row.agent, conditions, by)
-    number, name = 1, id or f"{run}-fork"
     while True:
+        name = id or free_name(engine.store, run)
         try:
             if engine.store.head(name) is not None:
                 raise RunExists(name)
@@ -146,10 +148,14 @@ def forked(
         except RunExists:
             if id is not None:
                 raise
-            number += 1
-            name = f"{run}-fork-{number}"
         except (HeadMoved, EpochStale):
             continue  # its parent continued meanwhile
+
+
+def free_name(store: Store, run: str) -> str:
+    """The id of a fork that is given none: the first that no run has."""
+    names = chain((f"{run}-fork",), (f"{run}-fork-{number}" for number in count(2)))
+    return next(name for name in names if store.head(name) is None)
 
 
 def _folder_of_fork(run: str, own: str | None, name: str, workspace: str | None) -> str | None:

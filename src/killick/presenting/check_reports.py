@@ -1,20 +1,17 @@
-"""The reports of `killick check` for programs: JSON, JUnit XML and SARIF. Writes no file."""
+"""The reports of `killick check` for programs: JSON and SARIF. Writes no file."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
-from xml.etree import ElementTree
 
 import msgspec
 
 from killick.check.findings import Finding, FindingKind, Report, weight_of
 
 _LEVELS: Final = {"fault": "error", "advice": "warning"}
-_NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -32,32 +29,6 @@ def place(finding: Finding) -> tuple[str, int | None]:
     """Returns the file and line of a finding; without a line if it has none."""
     file, _, line = finding.where.rpartition(":")
     return (file, int(line)) if file and line.isdigit() else (finding.where, None)
-
-
-def junit(reports: Sequence[Report]) -> bytes:
-    """Returns a suite for each agent. A finding is a test case: a fault fails it, advice is its output."""
-    root = ElementTree.Element("testsuites", name="killick check")
-    for report in reports:
-        suite = ElementTree.SubElement(root, "testsuite", name=_xml(report.agent), errors="0", skipped="0")
-        suite.set("tests", str(max(len(report.findings), 1)))
-        suite.set("failures", str(len(report.faults)))
-        for finding in report.findings:
-            case = ElementTree.SubElement(suite, "testcase", classname=_xml(report.agent), name=_xml(finding.title))
-            title = f"{finding.where}: {finding.title}"
-            if finding.weight == "fault":
-                ElementTree.SubElement(case, "failure", message=_xml(title), type=finding.kind).text = _xml(finding)
-            else:
-                ElementTree.SubElement(case, "system-out").text = _xml(finding)
-        if not report.findings:
-            name = f"interrupted {report.stories} times"
-            ElementTree.SubElement(suite, "testcase", classname=_xml(report.agent), name=name)
-    ElementTree.indent(root)
-    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def _xml(text: object) -> str:
-    """Replaces characters that XML cannot hold."""
-    return _NOT_XML.sub("\ufffd", str(text))
 
 
 def sarif(reports: Sequence[Report], version: str) -> dict[str, Any]:

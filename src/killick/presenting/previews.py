@@ -5,7 +5,7 @@ Reads the record as it is now: a worker may have advanced the run by the time th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -18,7 +18,7 @@ from killick.engine.approval.argument_edits import shown
 from killick.engine.control.interventions import entries_of
 from killick.engine.effects.fork import UNCHANGED, Conditions, fork
 from killick.engine.waits import waits
-from killick.errors import AnswerRefused, RunBroken, RunExists, RunUnknown, TimeRefused
+from killick.errors import AnswerRefused, KillickError, RunBroken, RunExists, RunUnknown, TimeRefused
 from killick.history.phrasing import counted, listed, span
 from killick.history.rewind_preview import preview_rewind
 from killick.history.undo_preview import UndoPreview
@@ -84,6 +84,22 @@ class RunPreview:
     def tried(self, command: str, **body: Any) -> None:
         """Raise where the record rules the command out."""
         entries_of(self.fold, {"command": command, **body}, by="a person", at=self.client.runtime.clock.now_us())
+
+
+class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A command for one of several runs: what was done or would be done, or why it is refused."""
+
+    run: str
+    done: str | None = None
+    refused: str | None = None
+
+
+def outcome(run: str, does: Callable[[], str]) -> CommandOutcome:
+    """What a command says of a run, without the run's id before it."""
+    try:
+        return CommandOutcome(run=run, done=does().removeprefix(f"{run} "))
+    except KillickError as error:
+        return CommandOutcome(run=run, refused=str(error).removeprefix(f"{run}: "))
 
 
 # commands -----------------------------------------------------------------------------------------
@@ -259,7 +275,7 @@ def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -
     if name is not None and run.client.runtime.store.head(name) is not None:
         raise RunExists(name)
     conditions = time_travel.checked(run.client.runtime.engine, run.given, run.facts.agent, conditions, None)
-    called = name or _free(run)
+    called = name or time_travel.free_name(run.client.runtime.store, run.given)
     fork(log, run.given, at, called, conditions, at=run.client.runtime.clock.now_us())
     place = boundaries.at(log, run.given, at)
     lines = [f"other output of step {step}: {shown(output, CHARS)}" for step, output in conditions.output.items()]
@@ -272,15 +288,6 @@ def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -
         f"It adopts the later effects of {run.given} where it makes the same calls; {report.WORLD[conditions.effects]}."
     )
     return Will(summary, _cut([*(lines or ["nothing is different"]), world, f"{run.given} itself does not change."]))
-
-
-def _free(run: RunPreview) -> str:
-    """The name of a fork that was given none."""
-    number, name = 1, f"{run.given}-fork"
-    while run.client.runtime.store.head(name) is not None:
-        number += 1
-        name = f"{run.given}-fork-{number}"
-    return name
 
 
 def undo(found: UndoPreview, settled: str | None) -> Will:

@@ -40,7 +40,6 @@ from killick.web.handlers import (
     status,
     step_detail,
     step_list,
-    tokens,
     trace,
     triggers,
     window,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
 
 SLICES: Final[tuple[Any, ...]] = (
     operations, compare, graph, search, streams, status, inbox, boundary, receiving, overview,
-    record, run_detail, run_list, start, step_detail, step_list, tokens, trace, triggers, window, workspace,
+    record, run_detail, run_list, start, step_detail, step_list, trace, triggers, window, workspace,
 )  # fmt: skip
 """The modules whose routes make up the app."""
 

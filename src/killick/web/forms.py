@@ -30,6 +30,11 @@ FIELDS_MAX: Final = 200
 LONG_CHARS: Final = 80
 
 Kind = Literal["text", "long", "integer", "number", "boolean", "choice", "date", "list", "object", "json"]
+_TYPES: Final[dict[Kind, Any]] = {
+    "boolean": bool, "integer": int, "number": int | float, "list": list, "object": dict, "json": object,
+}  # fmt: skip
+"""The types of the values that each kind of field shows; all others show texts."""
+
 NOTHING: Final[Any] = msgspec.UNSET
 """Nothing is given yet."""
 
@@ -155,25 +160,11 @@ class _FormBuilder:
         kind = self._kind_by_schema(wanted, value, depth)
         if value is NOTHING or (value is None and nullable and kind not in ("list", "object", "choice")):
             return kind
-        fits: bool
-        match kind:
-            case "choice":
-                fits = any(written(value) == written(each) for each in _choices(wanted))
-            case "boolean":
-                fits = isinstance(value, bool)
-            case "integer":
-                fits = isinstance(value, int) and not isinstance(value, bool)
-            case "number":
-                fits = isinstance(value, int | float) and not isinstance(value, bool)
-            case "list":
-                fits = isinstance(value, list) and len(_list(value)) <= self.left
-            case "object":
-                fits = isinstance(value, dict)
-            case "json":
-                fits = True
-            case _:
-                fits = isinstance(value, str)
-        if not fits:
+        if kind == "choice":
+            fits = any(written(value) == written(each) for each in _choices(wanted))
+        else:
+            fits = isinstance(value, _TYPES.get(kind, str)) and (kind != "list" or len(_list(value)) <= self.left)
+        if not fits or (isinstance(value, bool) and kind in ("integer", "number")):
             return "json"
         is_long = kind == "text" and isinstance(value, str) and ("\n" in value or len(value) > LONG_CHARS)
         return "long" if is_long else kind

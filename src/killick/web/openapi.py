@@ -74,7 +74,6 @@ _SECURITY: Final[dict[str, Any]] = {
 _SCOPES: Final = {
     "viewer": "Every signed-in user may.",
     "operator": "Takes an operator.",
-    "admin": "Takes an admin.",
 }
 
 
@@ -217,7 +216,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     done: dict[str, Any] = {"description": "As asked."}
     if route.gives is not None:
         done["content"] = {route.media: {"schema": schemas.of(route.gives)}}
-    elif route.status != 204:
+    else:
         done["content"] = {route.media: {"schema": {} if route.media == "application/json" else {"type": "string"}}}
     statuses = [400, 404, *((401, 403) if route.scope else (401,) if _is_hook(route) else ()), 429]
     if route.writes:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=msgspec.Struct)
 B = TypeVar("B", bound=msgspec.Struct)
 
-Method = Literal["GET", "POST", "DELETE"]
+Method = Literal["GET", "POST"]
 
 
 class Nothing(msgspec.Struct, frozen=True):
@@ -103,8 +103,6 @@ class Route(msgspec.Struct, frozen=True):
     at: tuple[str, ...] = ()
     natural: bool = False
     """Whether doing it twice with the same key does it once by itself."""
-    keeps: bool = True
-    """Whether its answer may be kept for its key; not where it tells a secret."""
     veils: bool = True
     """Whether its response may contain redacted values; one that is made of no run's values does not."""
     personal: bool = True
@@ -131,9 +129,6 @@ get: Final = partial(Route, "GET")
 
 post: Final = partial(Route, "POST", scope="operator")
 """A write."""
-
-delete: Final = partial(Route, "DELETE", scope="admin", status=204, natural=True)
-"""A write that takes something away."""
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):

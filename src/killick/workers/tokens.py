@@ -37,12 +37,10 @@ _TRIES: Final = 5
 
 
 class Person(msgspec.Struct, frozen=True):
-    """An authenticated person. The name is recorded with each of their actions; `token` is the id of their token, if
-    any."""
+    """An authenticated person. The name is recorded with each of their actions."""
 
     name: str
     scope: Scope = "viewer"
-    token: str | None = None
 
     def may(self, scope: Scope | None) -> bool:
         """Whether they have this scope: an operator may also read, an admin may do both."""
@@ -69,7 +67,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def person(self) -> Person:
         """The person whom it authenticates."""
-        return Person(self.name, self.scope, self.id)
+        return Person(self.name, self.scope)
 
 
 class Tokens:

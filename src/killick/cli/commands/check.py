@@ -44,12 +44,10 @@ PATIENCE_SECONDS: Final = 60
 @click.option("--like", metavar="RUN", shell_complete=complete_run, help="Use this run's input, results and answers.")
 @click.option("--max", "most", type=click.IntRange(1), default=STORIES_MAX, show_default=True, help="Maximum of runs.")
 @click.option("--strict", is_flag=True, help="Exit with 1 on advice, too.")
-@click.option("--junit", type=FILE, metavar="FILE", help="Write the findings as JUnit XML.")
 @click.option("--sarif", type=FILE, metavar="FILE", help="Write the findings as SARIF, with files and lines.")
 def check_command(
     shell: Shell, target: str, given: str | None, fakes: Sequence[str], answers: Sequence[str],
-    messages: Sequence[str], real: Sequence[str], like: str | None, most: int, strict: bool, junit: Path | None,
-    sarif: Path | None,
+    messages: Sequence[str], real: Sequence[str], like: str | None, most: int, strict: bool, sarif: Path | None,
 ) -> int:  # fmt: skip
     """Inject every fault into an agent, and report what breaks.
 
@@ -76,8 +74,6 @@ def check_command(
     reports = [_checked(shell, joined(case), most) for case in cases]
     documents = list(map(check_reports.document, reports))
     shell.emit(documents if len(reports) > 1 else documents[0])
-    if junit is not None:
-        shell.save(junit, check_reports.junit(reports))
     if sarif is not None:
         log = check_reports.sarif(reports, VERSION)
         shell.save(sarif, msgspec.json.format(msgspec.json.encode(log)) + b"\n")

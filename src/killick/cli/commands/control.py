@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
+from msgspec.structs import asdict
 from rich.text import Text
 
 from killick.cli.commands.inbox import refuse_ended
@@ -15,12 +16,11 @@ from killick.cli.context import HOSTED, Shell, by_option, command, grace_option,
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.live_worker import claimed_by
 from killick.cli.selection import Selection, select, selecting
-from killick.engine.views import Listed
-from killick.errors import KillickError, RunBusy
+from killick.errors import RunBusy
 from killick.history.phrasing import counted, process
 from killick.model.facts import LIVE
 from killick.presenting import previews
-from killick.presenting.previews import RunPreview, Will
+from killick.presenting.previews import CommandOutcome, RunPreview, Will
 from killick.store.records import OWN_AGENTS
 
 
@@ -34,27 +34,17 @@ class Act:
     do: Callable[[str], str]
 
 
-class Outcome(NamedTuple):
-    """The result for one run."""
-
-    run: str
-    status: str
-    done: str | None = None
-    refused: str | None = None
-
-
 def _act(shell: Shell, act: Act, selection: Selection) -> Exit | None:
     """Give a command to every selected run, and report the outcome of each."""
     found = select(shell, selection, act.verb, act.usual)
-    planned = [(run, _planned(shell, act, run)) for run in found]
+    outcomes, dry_run = [_planned(shell, act, run.id) for run in found], selection.dry_run
     if not selection.is_named:
-        planned = [(run, plan) for run, plan in planned if plan.refused is None or selection.status]
-    if not planned:
+        outcomes = [plan for plan in outcomes if plan.refused is None or selection.status]
+    if not outcomes:
         raise CommandFailed(f"nothing to {act.verb}: no run matches ({selection}); `killick ps` lists them")
-    outcomes, dry_run = [plan for _, plan in planned], selection.dry_run
     if not dry_run:
-        named = ", ".join(run.id for run, _ in planned[:3]) + (", …" if len(planned) > 3 else "")
-        question = f"{act.verb} {counted(len(planned), 'run')} ({named})?"
+        named = ", ".join(plan.run for plan in outcomes[:3]) + (", …" if len(outcomes) > 3 else "")
+        question = f"{act.verb} {counted(len(outcomes), 'run')} ({named})?"
         if not selection.is_named:
             shell.confirm(question, yes=selection.yes)
         outcomes = [_done(act, plan) for plan in outcomes]
@@ -62,25 +52,16 @@ def _act(shell: Shell, act: Act, selection: Selection) -> Exit | None:
     return Exit.BAD if any(outcome.refused for outcome in outcomes) and not dry_run else None
 
 
-def _planned(shell: Shell, act: Act, run: Listed) -> Outcome:
-    try:
-        will = act.plan(RunPreview(shell.client, run.id)).will
-        return Outcome(run.id, run.status, done=will.removeprefix(f"{run.id} "))
-    except KillickError as error:
-        return Outcome(run.id, run.status, refused=str(error).removeprefix(f"{run.id}: "))
+def _planned(shell: Shell, act: Act, run: str) -> CommandOutcome:
+    return previews.outcome(run, lambda: act.plan(RunPreview(shell.client, run)).will)
 
 
-def _done(act: Act, planned: Outcome) -> Outcome:
-    if planned.refused is not None:
-        return planned
-    try:
-        return planned._replace(done=act.do(planned.run))
-    except KillickError as error:
-        return planned._replace(done=None, refused=str(error).removeprefix(f"{planned.run}: "))
+def _done(act: Act, planned: CommandOutcome) -> CommandOutcome:
+    return planned if planned.refused is not None else previews.outcome(planned.run, lambda: act.do(planned.run))
 
 
-def _report(shell: Shell, act: Act, outcomes: list[Outcome], *, dry_run: bool) -> None:
-    shell.emit([{**outcome._asdict(), "dry_run": dry_run} for outcome in outcomes])
+def _report(shell: Shell, act: Act, outcomes: list[CommandOutcome], *, dry_run: bool) -> None:
+    shell.emit([{**asdict(outcome), "dry_run": dry_run} for outcome in outcomes])
     wide = max(len(outcome.run) for outcome in outcomes)
     for outcome in outcomes:
         line = Text().append(f"{outcome.run:<{wide}}  ", style="bold cyan")

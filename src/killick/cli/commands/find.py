@@ -1,4 +1,4 @@
-"""The command `find`: decisions, calls, failures, effects and answers across all runs, newest first."""
+"""`killick find`: decisions, calls, failures, effects and answers across all runs, newest first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rich.text import Text
 
 from killick.cli import style as paint
 from killick.cli.context import Shell, agent_option, command, complete_run, limit_option, named
-from killick.cli.exit_codes import CommandFailed, nearest
 from killick.errors import StoreFull, StoreReadOnly
 from killick.history.search.query import Finder
 from killick.history.search.results import (
@@ -34,37 +33,6 @@ WHY_LINES_MAX: Final = 3
 """Lines of a reason that are shown; --json has all of it."""
 
 _STANDING: Final = {"stands": ("✓", "green"), "undone": ("↶", "magenta"), "in_doubt": ("?", "bold red")}
-
-
-class _Questions(click.Group):
-    """The kinds of search by name, singular or plural."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in self.commands and f"{name}s" in self.commands:
-            args = [f"{name}s", *args[1:]]
-        elif name not in self.commands and not name.startswith("-"):
-            hint = nearest(name, self.commands, f"ask for {', '.join(self.commands)}")
-            raise CommandFailed(f"{name}: no such search; {hint}")
-        return super().resolve_command(ctx, args)
-
-
-@click.group("find", cls=_Questions, invoke_without_command=True, context_settings={"max_content_width": 100})
-@click.pass_context
-def find_command(context: click.Context) -> None:
-    """Look across all runs and time.
-
-    \b
-      killick find calls send_email --where to=ada@x.org
-      killick find decisions --choice refund --since 7d
-      killick find failures TimeoutError --tool fetch
-      killick find effects --in-doubt
-      killick find answers --by ann
-    """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Command]:
@@ -102,7 +70,6 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
         made = command(name)(wrapped)
         # A query's own options come first in its help.
         made.params.sort(key=lambda parameter: parameter.name not in own)
-        find_command.add_command(made)
         return made
 
     return declare
@@ -113,7 +80,7 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
 @click.option("--choice", metavar="VALUE", help="The chosen option.")
 @click.option("--by", metavar="WHO", help="The decider: agent, model, or a name.")
 @click.option("--because", metavar="TEXT", help="A part of the reason.")
-def decisions(shell: Shell, **asked: Any) -> Findings[FoundDecision]:
+def decisions_command(shell: Shell, **asked: Any) -> Findings[FoundDecision]:
     """Find decisions: question, options, choice, decider and reason.
 
     \b
@@ -130,7 +97,7 @@ _where: Final = click.option(
 @_question("calls")
 @click.argument("tool", required=False)
 @_where
-def calls(shell: Shell, tool: str | None, conditions: tuple[str, ...], **within: Any) -> Findings[FoundCall]:
+def calls_command(shell: Shell, tool: str | None, conditions: tuple[str, ...], **within: Any) -> Findings[FoundCall]:
     """Find tool calls and their outcomes.
 
     \b
@@ -142,7 +109,7 @@ def calls(shell: Shell, tool: str | None, conditions: tuple[str, ...], **within:
 @_question("failures")
 @click.argument("kind", required=False)
 @click.option("--tool", metavar="NAME", help="Only attempts of this tool.")
-def failures(shell: Shell, kind: str | None, tool: str | None, **within: Any) -> Findings[FoundFailure]:
+def failures_command(shell: Shell, kind: str | None, tool: str | None, **within: Any) -> Findings[FoundFailure]:
     """Find failures. KIND is the type of the error or a base of it, or timeout, died, cancelled, expired.
 
     \b
@@ -157,7 +124,7 @@ def failures(shell: Shell, kind: str | None, tool: str | None, **within: Any) ->
 @click.option("--standing", "status", flag_value="stands", help="Only effects in force.")
 @click.option("--undone", "status", flag_value="undone", help="Only undone effects.")
 @click.option("--in-doubt", "status", flag_value="in_doubt", help="Only effects with an unknown outcome.")
-def effects(
+def effects_command(
     shell: Shell, tool: str | None, conditions: tuple[str, ...], status: Standing | None, **within: Any
 ) -> Findings[FoundEffect]:
     """Find effects. A rewound effect counts until it is undone.
@@ -172,7 +139,7 @@ def effects(
 @click.option("--by", metavar="WHO", help="The person who answered.")
 @click.option("--verb", metavar="VERB", help="approve, reject, edit, respond, happened, not or stop.")
 @click.option("--to", metavar="WHO", help="A person or role that was asked.")
-def answers(shell: Shell, **asked: Any) -> Findings[FoundAnswer]:
+def answers_command(shell: Shell, **asked: Any) -> Findings[FoundAnswer]:
     """Find people's answers and comments.
 
     \b

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
-from typing import Any, Final, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import click
 from msgspec.structs import asdict
@@ -16,139 +14,26 @@ from killick.cli import prompt
 from killick.cli import style as paint
 from killick.cli.context import (
     Shell,
-    Unparsed,
     by_option,
     command,
     completing,
     limit_option,
-    parsed,
     run_argument,
     text_of,
 )
-from killick.cli.exit_codes import CommandFailed
-from killick.cli.live_worker import claimed_by
-from killick.client.inbox import addressed, addressees, agreement, everything
+from killick.cli.exit_codes import CommandFailed, nearest
+from killick.cli.wait_view import NEEDS_VALUE, commands, print_wait
+from killick.client.inbox import addressed, agreement, everything
 from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
-from killick.engine.views import Wait, key_of, needs_value
+from killick.engine.views import Wait
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from killick.history.phrasing import process
-from killick.history.timeline import timeline
 from killick.presenting import approvals
 from killick.presenting.documents import Question, open_wait
 from killick.store.records import ENDED
 
 VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
-_ALSO: Final = {
-    "yes": "approve", "ok": "approve", "accept": "approve", "allow": "approve", "no": "reject", "deny": "reject",
-    "refuse": "reject", "change": "edit", "reply": "respond", "done": "happened", "did": "happened", "retry": "not",
-    "didnt": "not", "abort": "stop",
-}  # fmt: skip
-"""Common mistypings of verbs, for the error message."""
-
-_NEEDS_VALUE: Final = ("edit", "respond")
-
-
-# how a wait looks ---------------------------------------------------------------------------------
-
-
-def commands(shell: Shell, wait: Wait) -> list[str]:
-    """The commands that end a wait."""
-    return [shell.typed(*words) for words in _commands(wait)]
-
-
-def _commands(wait: Wait) -> list[tuple[str, ...]]:
-    if wait.waits_for == "event":
-        return [("message", "send", wait.run, wait.name, "BODY")]
-    if wait.waits_for == "child":
-        return [("show", wait.name)]
-    chosen = [("respond", "--value", str(option)) for option in wait.options if "respond" in wait.verbs]
-    verbs = [verb for verb in wait.verbs if verb != "respond" or not chosen]
-    takes: list[tuple[str, ...]] = []
-    for verb in verbs:
-        takes += [(verb,)] if verb not in _NEEDS_VALUE else []
-        if verb == "edit" and wait.rule is not None:
-            takes.append((verb, "--set", argument_edits.example(wait)))
-        elif verb in (*_NEEDS_VALUE, "happened"):
-            takes.append((verb, "--value", "VALUE"))
-    if needs_value(wait):
-        takes = sorted((words for words in takes if words != ("happened",)), key=lambda words: words[0] != "happened")
-    return [("answer", wait.id, *words) for words in (*chosen, *takes)]
-
-
-def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
-    """A wait: its question, its addressees, its deadline, and the command that answers it."""
-    width, now = (shell.err if err else shell.out).width, shell.clock.now_us()
-    lines = _approval(shell, wait, width, now) if wait.rule is not None else _question(wait, now)
-    shell.print(*lines, *_command_lines(shell, wait, width), err=err)
-
-
-def _question(wait: Wait, now: int) -> Iterator[Text]:
-    what = {"event": f"a message {wait.name!r}", "child": f"its child {wait.name}"}.get(wait.waits_for, wait.name)
-    yield Text.assemble((wait.id, "bold cyan"), (f"  {wait.prompt or f'waits for {what}'}", "bold"))
-    asked = f"asked of {', '.join(wait.to)}" if wait.to else "asked" if wait.verbs else "began"
-    about = Text().append(f"  {asked} {paint.ago(wait.since_us, now)}", style="dim")
-    if (until := _until(wait, now)) is not None:
-        about.append("; ", style="dim").append_text(until)
-    yield about
-    if (would := intended(wait)) is not None:
-        yield Text(f"  about {would}")
-    if (key := key_of(wait.intention)) is not None:
-        yield Text(f"  look for the idempotency key {key} where it would have happened")
-
-
-def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
-    """An approval request: the call, the reason, the approvers and the deadline, and the approvals so far."""
-    head = Text().append(wait.id, style="bold cyan").append("  ")
-    yield from paint.wrapped(head, Text(argument_edits.call(wait.intention), style="bold"), width)
-    rule = approvals.by_rule(wait.rule)
-    reason = Text(argument_edits.visible(wait.reason or f"{wait.run} wants to do this"))
-    reason.append(f" ({rule})" if rule else "", style="dim")
-    asked = Text(f"asked of {addressees(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
-    if wait.round:
-        asked.append(f", {approvals.passed_on(timeline(shell.log, wait.run).step(wait.step))}", style="dim")
-    voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
-    if until is not None:
-        voted.append("; " if voted else "", style="dim").append_text(until)
-    agent = Text(f"the agent: {argument_edits.visible(str(wait.because))}" if wait.because is not None else "")
-    for line in (reason, agent, asked, voted):
-        yield from paint.wrapped(Text("  "), line, width) if line else ()
-
-
-def _until(wait: Wait, now: int) -> Text | None:
-    if wait.deadline_us is None:
-        return None
-    left = wait.deadline_us - now
-    style = "bold red" if left <= 0 else "yellow" if left < 3_600_000_000 else "dim"
-    return Text(f"until {paint.moment(wait.deadline_us)} ({paint.ago(wait.deadline_us, now)})", style=style)
-
-
-def _command_lines(shell: Shell, wait: Wait, width: int) -> list[Text]:
-    """The first command on a line to copy, and the alternatives after or below it."""
-    first, *others = _commands(wait) or [("store", "verify", wait.run)]
-    line = Text().append(f"  {shell.typed(*first)}", style="green")
-    also = Text(f"(or {_others(others)})", style="dim") if others else Text()
-    if line.cell_len + also.cell_len + 2 <= width:
-        return [line.append("  " * bool(others)).append_text(also)]
-    return [line, *paint.wrapped(Text("  "), also, width)]
-
-
-def _others(commands: list[tuple[str, ...]]) -> str:
-    """The other possible answers, without the words that all have in common."""
-    bare = [words[2] for words in commands if len(words) == 3]
-    edits = [shlex.join(words[2:]) for words in commands if "--set" in words]
-    chosen = [" ".join(words[2:]) for words in commands if "--value" in words and words[-1] != "VALUE"]
-    valued = "|".join(words[2] for words in commands if words[-1] == "VALUE")
-    return ", ".join([*chosen, *bare, *edits, *([f"{valued} --value VALUE"] if valued else [])])
-
-
-def intended(wait: Wait) -> str | None:
-    """The call that a wait is about, as it would be written, where the question does not say it already."""
-    found = wait.intention
-    if not isinstance(found, dict):
-        return None
-    data = cast("dict[str, Any]", found)
-    return None if (wait.prompt or "").startswith(f"{data.get('tool')}(") else argument_edits.call(data)
 
 
 # inbox --------------------------------------------------------------------------------------------
@@ -290,7 +175,7 @@ def _move(refused: AnswerRefused, asked: Wait | None, verb: str, value: str | No
         return "; --by says who answers"
     if verb == "edit" and asked is not None and asked.rule is not None:
         return f"; as in --set {argument_edits.example(asked)}" if "needs a value" in str(refused) else ""
-    return "; add --value" if value is None and verb in _NEEDS_VALUE else "; `killick inbox` shows the questions"
+    return "; add --value" if value is None and verb in NEEDS_VALUE else "; `killick inbox` shows the questions"
 
 
 def _open_waits(shell: Shell, wait: str) -> tuple[str, list[Wait]]:
@@ -306,22 +191,12 @@ def _open_waits(shell: Shell, wait: str) -> tuple[str, list[Wait]]:
 def _verb(verb: str) -> Verb:
     if verb in VERBS:
         return verb
-    meant = [_ALSO[verb.lower()]] if verb.lower() in _ALSO else get_close_matches(verb.lower(), VERBS, 1, 0.5)
-    hint = f"did you mean {meant[0]}?" if meant else f"it is one of {', '.join(VERBS)}"
+    hint = nearest(verb.lower(), VERBS, f"it is one of {', '.join(VERBS)}")
     raise CommandFailed(f"{verb}: no such answer; {hint}")
 
 
 def _value(wait: Wait | None, given: str | None) -> Any:
-    """A value as it was asked for: where a text is wanted, 42 is one too."""
-    if given is None:
-        return None
-    text = text_of(given)
-    found = parsed(text)
-    schema = cast("dict[str, Any]", wait.schema if wait is not None and wait.schema else {})
-    options = wait.options if wait is not None else ()
-    if isinstance(found, Unparsed) or schema.get("type") == "string" or (found not in options and text in options):
-        return text
-    return found
+    return None if given is None else prompt.typed(wait, text_of(given))
 
 
 def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None:
@@ -331,7 +206,7 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
     for each in waits:
         if (refused := approvals.why_not(shell.client, each, by)) is not None:
             raise CommandFailed(f"{each.id}: {refused}; --by says who answers")
-        if (given := prompt.ask_one(shell.client, each, by=by)) is None:
+        if (given := prompt.ask_one(shell, each, by=by)) is None:
             raise CommandFailed(f"{each.id}: not answered; it still waits")
         if given.verb is not None:
             _print_answered(shell, each.run, each, given, by)
@@ -339,6 +214,8 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
 
 def _next(shell: Shell, run: str, since: int) -> str:
     """How a run continues after an answer: a live worker does, or a person types the command."""
+    from killick.cli.live_worker import claimed_by  # which a listing does not need
+
     state = shell.log.state(run)
     is_free = shell.store.proves_life and state.status == "waiting" and not state.fold.facts.hosted
     if is_free and (holder := claimed_by(shell, run, state.agent, since=since)) is not None:

@@ -1,12 +1,10 @@
-"""The command `ps`: runs and their positions, newest first; once, or live. Reads only the displayed runs."""
+"""The command `ps`: runs and their positions, newest first. Reads only the displayed runs."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import click
@@ -18,19 +16,11 @@ from killick.cli.context import HOSTED, Shell, agent_option, command, limit_opti
 from killick.cli.exit_codes import CommandFailed
 from killick.history import listing
 from killick.history.listing import About, Line
-from killick.model.facts import LIVE
 from killick.presenting.runs import RunSummary, revived, run_summary
 from killick.store.records import ENDED, KEY_DESTROYED, RunQuery, RunRow
 
 STATUSES: Final = (*listing.STATUSES, "broken")
 """The statuses of the table. A `broken` run has a log that cannot be read, or that failed verification."""
-
-_URGENT: Final = ("broken", "abandoned", "code_mismatch", "failed", "waiting", "running", "paused", "queued")
-"""The order of a live table; ended runs come last."""
-
-LOOK_SECONDS: Final = 0.5
-MARKED_US: Final = 3_000_000
-"""How long a changed run is highlighted."""
 
 
 class Seen(NamedTuple):
@@ -51,13 +41,6 @@ class ListedRun(RunSummary, frozen=True, kw_only=True):
     next: str | None
 
 
-class ListRequest(NamedTuple):
-    """The filters of a listing."""
-
-    query: RunQuery = RunQuery()
-    limit: int = 30
-
-
 @command("ps")
 @click.option("--status", "-s", metavar="STATUS", multiple=True, help=f"Only runs that are {', '.join(STATUSES)}.")
 @click.option("--failed", "short", flag_value="failed", multiple=True, help="Only failed runs.")
@@ -68,17 +51,16 @@ class ListRequest(NamedTuple):
 @since_option
 @limit_option(30)
 @click.option("--all", "everything", is_flag=True, help="List all runs.")
-@click.option("--watch", "-w", is_flag=True, help="Refresh the list as runs change, until q or Ctrl-C.")
 def ps_command(
     shell: Shell, status: tuple[str, ...], short: tuple[str, ...], since: str | None, limit: int, everything: bool,
-    watch: bool, **only: Any,
+    **only: Any,
 ) -> None:  # fmt: skip
     """List runs and where each one is, newest first.
 
     \b
       killick ps
       killick ps --failed --since 2h
-      killick ps --agent settle --watch
+      killick ps --agent settle --all
     """
     statuses = tuple(each.strip() for text in (*status, *short) for each in text.split(","))
     if unknown := [each for each in statuses if each not in STATUSES]:
@@ -86,16 +68,12 @@ def ps_command(
     now = shell.clock.now_us()
     since_us = style.moment_of(since, now) if since is not None else None
     query = RunQuery(status=statuses, since_us=since_us, **only)
-    wanted = ListRequest(query, sys.maxsize if everything else limit)
-    if watch:
-        Watching(shell, wanted).go()
-        return
-    listing = Listing(shell, wanted)
+    listing = Listing(shell, query, sys.maxsize if everything else limit)
     seen = listing.seen()
     if shell.json:
         shell.emit([each.document for each in seen])
     elif seen:
-        shell.print(*(*drawn(seen, now, shell.out.width), listing.last_line(seen, seen)))
+        shell.print(*(*drawn(seen, now, shell.out.width), listing.last_line(seen)))
     else:
         shell.print(listing.nothing(), err=True)
 
@@ -106,32 +84,29 @@ def ps_command(
 class Listing:
     """The runs that match the filters, as they are now."""
 
-    def __init__(self, shell: Shell, wanted: ListRequest) -> None:
+    def __init__(self, shell: Shell, query: RunQuery, limit: int) -> None:
         self.shell = shell
-        self.wanted = wanted
+        self.query = query
+        self.limit = limit
         self.lines = listing.Listing(shell.log, whole=shell.json)
         self._unreadable: list[str] = []
-        """Runs that could not be read last time, and are not in quarantine."""
+        """Runs that could not be read, and are not in quarantine."""
 
-    def rows(self, status: Sequence[str], limit: int) -> list[RunRow]:
+    def rows(self) -> list[RunRow]:
         """Newest first. The index does not know broken runs: their quarantine selects them."""
-        query, others = self.wanted.query, tuple(each for each in status if each != "broken")
-        queries = [replace(query, status=others)] if others or not status else []
-        queries += [replace(query, status=(), quarantined=True)] if "broken" in status else []
-        found = {row.number: row for each in queries for row in listing.selected(self.shell.store, each, limit=limit)}
-        return [found[number] for number in sorted(found, reverse=True)][:limit]
+        query, store = self.query, self.shell.store
+        others = tuple(each for each in query.status if each != "broken")
+        queries = [replace(query, status=others)] if others or not query.status else []
+        queries += [replace(query, status=(), quarantined=True)] if "broken" in query.status else []
+        found = {row.number: row for each in queries for row in listing.selected(store, each, limit=self.limit)}
+        return [found[number] for number in sorted(found, reverse=True)][: self.limit]
 
-    def seen(self, *, urgent: bool = False) -> list[Seen]:
-        """The newest runs that match; with `urgent` by how much they need a person, ended ones last."""
-        wanted, limit = self.wanted.query.status, self.wanted.limit
-        rows = self.rows((*LIVE, "abandoned") if urgent and not wanted else wanted, limit)
-        if urgent and not wanted:
-            rows += self.rows(ENDED, limit - len(rows))
-        found = [self._seen(line) for line in self.lines.lines(rows, self.shell.clock.now_us())]
+    def seen(self) -> list[Seen]:
+        """The newest runs that match."""
+        found = [self._seen(line) for line in self.lines.lines(self.rows(), self.shell.clock.now_us())]
         broken = [each.line.run for each in found if each.line.status == "broken"]
         self._unreadable = [run for run in broken if self.shell.store.quarantined(run) is None]
-        found = [each for each in found if not wanted or each.line.status in wanted]
-        return sorted(found, key=_urgency) if urgent else found
+        return [each for each in found if not self.query.status or each.line.status in self.query.status]
 
     def _seen(self, line: Line) -> Seen:
         about = "; ".join(text for text in map(about_text, line.about) if text)
@@ -145,32 +120,31 @@ class Listing:
     def counts(self) -> Counter[str]:
         """How many there are of each status, of those that match in all else. The index counts no broken runs: they
         are in quarantine, or were found when they were read."""
-        store, query = self.shell.store, self.wanted.query
+        store, query = self.shell.store, self.query
         counts, broken = (listing.counted(store, replace(query, quarantined=only)) for only in (False, True))
         broken.update(row.status for row in map(store.index, self._unreadable) if row is not None)
         return counts - broken + Counter(broken=broken.total())
 
-    def last_line(self, seen: Sequence[Seen], shown: Sequence[Seen], *, moves: bool = True) -> Text:
+    def last_line(self, seen: Sequence[Seen]) -> Text:
         """The counts by status, and the next move for abandoned runs."""
         counts = self.counts()
         line = Text()
         for name in STATUSES:
             if counts[name]:
                 line.append(" · " if line else "").append(f"{counts[name]} {style.status(name)}", style.STYLES[name])
-        if moves and counts["abandoned"]:
+        if counts["abandoned"]:
             found = [each for each in seen if each.line.status == "abandoned"]
             one = found[0].next if len(found) == counts["abandoned"] == 1 else None
             move = one or self.shell.resumes("RUN", hosted=bool(found) and all(each.line.hosted for each in found))
             then = move if move == HOSTED else f"Run `{move}`, or start a worker"
             line.append(f": {revived(counts['abandoned'], then)}")
-        matching = sum(count for name, count in counts.items() if name in (self.wanted.query.status or counts))
-        if len(shown) < matching:
-            more = f"{len(shown)} of {matching} shown; --all shows the rest"
-            line.append(f"   {more}", style="dim")
+        matching = sum(count for name, count in counts.items() if name in (self.query.status or counts))
+        if len(seen) < matching:
+            line.append(f"   {len(seen)} of {matching} shown; --all shows the rest", style="dim")
         return line
 
     def nothing(self) -> Text:
-        counts, query = self.counts(), self.wanted.query
+        counts, query = self.counts(), self.query
         if not counts and query == RunQuery(status=query.status):
             hint = "`killick run app.py:agent` starts one, `killick demo` shows one"
             return Text(f"{self.shell.store.place}: no runs yet; {hint}", style="dim")
@@ -184,10 +158,6 @@ def _is_stuck(line: Line) -> bool:
     """Whether a person has to resume it."""
     quarantined = any(about.kind == "crash" and about.at_us is None for about in line.about)
     return quarantined or line.status in ("abandoned", "code_mismatch", "paused", "failed")
-
-
-def _urgency(seen: Seen) -> int:
-    return _URGENT.index(seen.line.status) if seen.line.status in _URGENT else len(_URGENT)
 
 
 def about_text(about: About) -> str:
@@ -213,7 +183,7 @@ _GIVE_WAY: Final = ((ABOUT, 24), (3, 12), (1, 8))
 """Which columns become narrower first where there is no room, and how far. A run's id and its status never do."""
 
 
-def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] = ()) -> list[Text]:
+def drawn(seen: Sequence[Seen], now_us: int, width: int) -> list[Text]:
     """The table, line by line, made by hand for thousands of rows. Where there is no room for a run's wait,
     that is on a line of its own."""
     cells = [_cells(each, now_us) for each in seen]
@@ -229,7 +199,7 @@ def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] 
         shown.remove(ABOUT)
         room = width - 4
     lines = [Text("  ".join(f"{HEADS[at][: widths[at]]:<{widths[at]}}" for at in shown).rstrip(), style="dim")]
-    for each, cell, tail in zip(seen, cells, tails, strict=True):
+    for cell, tail in zip(cells, tails, strict=True):
         about = cell[ABOUT]
         about.truncate(max(room - len(tail), 4), overflow="ellipsis")
         about.append(tail, style="dim")
@@ -239,7 +209,6 @@ def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] 
         parts += [Text("    ").append_text(about)] if ABOUT not in shown and about else []
         for part in parts:
             part.rstrip()
-            part.stylize("reverse" if each.line.run in marked else "")
         lines += parts
     return lines
 
@@ -273,99 +242,3 @@ def _coarse(us: int) -> str:
     """How long, by its largest unit."""
     text = style.span(max(us, 0))
     return text if text[-2:] in (" s", "ms", "µs") else text.partition(" ")[0]
-
-
-# watching -----------------------------------------------------------------------------------------
-
-
-class Watching:
-    """Shows runs again whenever something changed."""
-
-    def __init__(self, shell: Shell, wanted: ListRequest) -> None:
-        self.shell = shell
-        self.wanted = wanted
-        self.listing = Listing(shell, wanted)
-        self.clock = shell.clock
-        self.last: dict[str, Seen] = {}
-        self.changed: dict[str, int] = {}
-
-    def go(self) -> None:
-        with contextlib.suppress(KeyboardInterrupt):
-            if self.shell.out.is_terminal and not self.shell.json:
-                self._table()
-            else:
-                self._lines()
-
-    def _look(self) -> tuple[list[Seen], list[Seen]]:
-        """The current rows, and the changed ones among them."""
-        seen = self.listing.seen(urgent=self.shell.out.is_terminal and not self.shell.json)
-        news = [each for each in seen if self.last.get(each.line.run) != each]
-        now = self.clock.now_us()
-        if self.last:
-            self.changed.update({each.line.run: now for each in news})
-        self.last.update({each.line.run: each for each in news})
-        return seen, news
-
-    def _table(self) -> None:
-        from rich.console import Group
-        from rich.live import Live
-
-        out = self.shell.out
-        counts, shown = Text(), list[Text]()
-        with keys() as pressed, Live(console=out, auto_refresh=False, transient=False) as live:
-            while True:
-                room = max(out.height - 3, 1)
-                seen, news = self._look()
-                now = self.clock.now_us()
-                marked = frozenset(run for run, at in self.changed.items() if now - at < MARKED_US)
-                if news or not counts:
-                    counts = self.listing.last_line(seen, seen[:room], moves=False)
-                hint = Text("  q quits", style="dim")
-                lines = drawn(seen[:room], now, out.width, marked)[: room + 1] if seen else [self.listing.nothing()]
-                lines.append(Text().append_text(counts).append_text(hint))
-                if lines != shown:
-                    shown = lines
-                    live.update(Group(*lines), refresh=True)
-                if pressed(self.clock.nap_seconds(LOOK_SECONDS)):
-                    return
-
-    def _lines(self) -> None:
-        """One line a change, for a pipe."""
-        first = True
-        pause = threading.Event()
-        while True:
-            _, news = self._look()
-            for each in reversed(news[:0] if first else news):
-                if self.shell.json:
-                    self.shell.emit_line(each.document)
-                else:
-                    at, line = style.moment(self.clock.now_us()), each.line
-                    cells = [at, line.run, line.agent, line.status, line.where, each.about]
-                    self.shell.print(Text("  ".join(filter(None, cells))))
-            sys.stdout.flush()
-            first = False
-            pause.wait(self.clock.nap_seconds(LOOK_SECONDS))
-
-
-@contextlib.contextmanager
-def keys() -> Generator[Callable[[float], bool]]:
-    """A function that waits and returns whether q was pressed. Without a terminal it only waits."""
-    try:
-        import select
-        import termios
-        import tty
-
-        before = termios.tcgetattr(sys.stdin)
-    except (ImportError, OSError, ValueError, AttributeError):  # no terminal, or not one of these
-        yield threading.Event().wait
-        return
-
-    def pressed(seconds: float) -> bool:
-        ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return bool(ready) and sys.stdin.read(1) in ("q", "Q", "")
-
-    try:
-        tty.setcbreak(sys.stdin)
-        yield pressed
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -15,10 +15,11 @@ import msgspec
 
 from killick.cli import apps, prompt
 from killick.cli import style as paint
-from killick.cli.commands.inbox import asked, print_wait
+from killick.cli.commands.inbox import asked
 from killick.cli.context import Shell, Unparsed, command, completing, current_user, grace_option, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.run_view import Following
+from killick.cli.wait_view import print_wait
 from killick.client.client import Client
 from killick.client.start import begin
 from killick.definitions.agents import AnyAgent
@@ -177,7 +178,7 @@ def _executed(shell: Shell, run_target: RunTarget, grace: float, *, quiet: bool)
         except RunWaiting as waiting:
             if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
                 raise
-            if not prompt.ask(client, waiting):
+            if not prompt.ask(shell, waiting):
                 raise
 
 

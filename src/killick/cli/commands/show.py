@@ -15,10 +15,10 @@ import msgspec
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.commands.inbox import commands
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.run_view import VALUE_CHARS, WHOLE, Following, Page
+from killick.cli.wait_view import commands
 from killick.client.inbox import addressees, agreement
 from killick.engine import views
 from killick.engine.approval import argument_edits

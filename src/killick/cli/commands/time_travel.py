@@ -10,22 +10,21 @@ from msgspec.structs import asdict
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.commands.inbox import print_wait
 from killick.cli.commands.run import Progress, fitting
 from killick.cli.context import (
     Shell,
-    Unparsed,
     command,
     completing,
     dry_run_option,
-    parsed,
+    pair,
     run_argument,
-    text_of,
+    value_of,
     who_options,
     yes_option,
 )
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import complete_place, named_run
+from killick.cli.wait_view import print_wait
 from killick.definitions.agents import AGENTS
 from killick.engine.effects.recorded_effects import effects_of
 from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
@@ -61,29 +60,6 @@ def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = 
         lead = Text(f"  {label if number == 0 else '':<{LABEL}}", style="dim")
         whole = Text().append_text(lead).append_text(line)
         shell.print(*[whole] if style == COMMAND else paint.wrapped(lead, line, shell.out.width))
-
-
-def _said(option: str, text: str) -> Any:
-    """A value from the command line; text that begins as JSON must be JSON."""
-    raw = text_of(text)
-    found = parsed(raw)
-    if not isinstance(found, Unparsed):
-        return found
-    if raw[:1] in ("{", "[", '"'):
-        raise CommandFailed(
-            f'{option}: is not JSON ({found.why}); quote it for your shell, as \'{{"status": "down"}}\''
-        )
-    return raw
-
-
-def _pairs(option: str, texts: Iterable[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise CommandFailed(f"{option} {text}: no name and value; write it as {name or 'NAME'}=VALUE")
-        found[name] = _said(f"{option} {name}", value)
-    return found
 
 
 # fork ---------------------------------------------------------------------------------------------
@@ -122,8 +98,7 @@ def fork_command(
       killick time fork claim_17 --at 3:before --model other-model --effects none
       killick time fork claim_17 --at 4:after --set route=manager --because "what if?"
     """
-    outputs = _pairs("--output", output)
-    given_set = _pairs("--set", changes)
+    outputs, given_set = dict(map(pair, output)), dict(map(pair, changes))
     if at is None:
         at = f"{next(iter(outputs))}:after" if len(outputs) == 1 else "now"
     shell.load_app()
@@ -159,7 +134,7 @@ def _input(shell: Shell, run: str, given: str) -> Any:
     try:
         return fitting(AGENTS.get(shell.client.state(run).agent), given)
     except AgentUnknown:
-        return _said("--input", given)
+        return value_of(given, "--input")
 
 
 def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, effects: e.ForkEffects) -> None:

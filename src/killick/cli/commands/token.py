@@ -16,7 +16,7 @@ from killick.model.system_events import Scope
 from killick.workers import tokens
 from killick.workers.tokens import Token
 
-SAYS: Final = {"viewer": "looks", "operator": "looks and acts on runs", "admin": "also makes tokens"}
+SAYS: Final = {"viewer": "looks", "operator": "looks and acts on runs", "admin": "also reads Killick's own logs"}
 
 
 @completing
@@ -30,7 +30,7 @@ def _complete_token(shell: Shell, context: click.Context) -> Iterable[tuple[str,
 @command("create")
 @click.argument("name")
 @click.option("--scope", type=click.Choice(get_args(Scope)), default="viewer", show_default=True,
-              help="A viewer reads; an operator also acts on runs; an admin also manages tokens.")  # fmt: skip
+              help="A viewer reads, an operator also acts on runs, an admin reads Killick's own logs.")  # fmt: skip
 @click.option("--expires", metavar="SPAN", help="Its lifetime, such as 30d.  [default: until it is revoked]")
 @by_option
 def create_command(shell: Shell, name: str, scope: Scope, expires: str | None, by: str | None) -> None:

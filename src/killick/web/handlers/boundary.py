@@ -12,8 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from starlette.responses import Response
 
-from killick.errors import BoundaryUnknown
-from killick.history.diff import Diff, across, between, passed
+from killick.history.diff import Diff, passed
 from killick.history.state_items import as_written
 from killick.log import boundaries
 from killick.log.boundaries import Numbered, RunMoment
@@ -286,34 +285,11 @@ def _following(fold: Fold, seq: int) -> int | None:
     return next((index for index, step in enumerate(fold.steps) if step.intended > seq), None)
 
 
-# whole states and diffs ---------------------------------------------------------------------------
+# whole states -------------------------------------------------------------------------------------
 
 
 class StateAsked(RunAsked, frozen=True, kw_only=True):
     at: PlaceText = "now"
-
-
-class DiffAsked(RunAsked, frozen=True, kw_only=True):
-    from_: PlaceText | None = msgspec.field(name="from", default=None)
-    to: PlaceText = "now"
-    against: Annotated[str, msgspec.Meta(description="Another run, to compare with at the place `to`.")] | None = None
-
-
-class StateDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """The differences between two states; `patch` is RFC 6902, from the whole of the first to the second."""
-
-    before: Place
-    after: Place
-    changes: tuple[Change, ...]
-    patch: tuple[Written, ...]
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a comparison."""
-
-    run: str
-    place: str
-    seq: int
 
 
 def state(call: Call[StateAsked, Nothing]) -> Response:
@@ -324,26 +300,8 @@ def state(call: Call[StateAsked, Nothing]) -> Response:
     return Response(found.to_json(), media_type="application/json")
 
 
-def difference(call: Call[DiffAsked, Nothing]) -> StateDiff:
-    """The differences between two positions of a run, or between two runs."""
-    asked, log = call.asked, call.client.runtime.log
-    mask = masked(call, asked.run)
-    if asked.against is not None:
-        found = across(log, asked.run, asked.against, asked.to, seen=mask, files=False)
-    elif asked.from_ is None:
-        found = between(log, asked.run, asked.to, seen=mask, files=False)
-    else:
-        found = between(log, asked.run, asked.from_, asked.to, seen=mask, files=False)
-    if found.before.run == found.after.run and found.before.seq > found.after.seq and asked.from_ is not None:
-        reason = f"{asked.from_} comes after {asked.to}; name the earlier place first"
-        raise BoundaryUnknown(asked.run, asked.from_, reason)
-    one, two = (Place(run=side.run, place=side.label, seq=side.seq) for side in (found.before, found.after))
-    return StateDiff(before=one, after=two, changes=tuple(changed(found)), patch=tuple(found.patch()))
-
-
 ROUTES: Final[tuple[Route, ...]] = (
     get("/runs/{run}/moments", moment_at, asks=PlaceAsked, gives=Boundary, page="_moment.html"),
     get("/runs/{run}/moments/{n}", moment, asks=MomentAsked, gives=Boundary, page="_moment.html"),
-    get("/runs/{run}/diff", difference, asks=DiffAsked, gives=StateDiff),
     get("/runs/{run}/state", state, asks=StateAsked, media="application/json"),
 )

@@ -272,9 +272,7 @@ def _half(step: Step | None, pair: Pair, marked: _Marked, which: Literal[0, 1]) 
 
 def _pieces(pair: Pair) -> tuple[_Marked, _Marked]:
     """The differences of two steps' arguments and outputs, for each of the two."""
-    if pair.one is None or pair.two is None or pair.how is None:
-        return (None, None), (None, None)
-    if pair.how == "call":
+    if pair.one is None or pair.two is None or pair.how in (None, "call"):
         return (None, None), (None, None)
     given = word_diff(_text(pair.one.arguments), _text(pair.two.arguments))
     came = word_diff(_text(pair.one.output), _text(pair.two.output))

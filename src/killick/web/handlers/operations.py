@@ -20,10 +20,9 @@ from killick.errors import KillickError
 from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
 from killick.presenting import previews
-from killick.presenting.previews import RunPreview, Will
+from killick.presenting.previews import CommandOutcome, RunPreview, Will
 from killick.web.forms import JsonSchema, unmasked
 from killick.web.handlers.boundary import StepChoice, choices, own_steps
-from killick.web.problems import Problem
 from killick.web.render import VALUE_CHARS
 from killick.web.routes import Call, RunAsked, get, post
 
@@ -82,10 +81,9 @@ class StepRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fiel
     step: StepNumber
 
 
-class OverrideRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OverrideRequest(StepRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Give a step that is not over its result."""
 
-    step: StepNumber
     output: Any
 
 
@@ -114,10 +112,9 @@ class ForkRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fiel
     effects: Literal["recorded", "live", "none"] = "recorded"
 
 
-class UndoRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UndoRequest(StepRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Undo the effect of one step. `settled` gives the known outcome of an undo that is in doubt."""
 
-    step: StepNumber
     settled: Literal["happened", "not"] | None = None
 
 
@@ -126,10 +123,9 @@ class BulkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     runs: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]],
                     msgspec.Meta(min_length=1, max_length=MANY_MAX)]  # fmt: skip
-    command: Literal["pause", "resume", "cancel", "prioritize"]
+    command: Literal["pause", "resume", "cancel"]
     because: Text | None = None
     compensate: bool = False
-    priority: Priority | None = None
     dry_run: bool = False
 
 
@@ -143,18 +139,10 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     made: str | None = None
 
 
-class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for one run of several, in words."""
-
-    run: str
-    done: bool
-    said: str
-
-
 class BulkResults(msgspec.Struct, frozen=True, kw_only=True):
     """The result for each of several runs."""
 
-    results: tuple[BulkResult, ...]
+    results: tuple[CommandOutcome, ...]
     done: int
     refused: int
     dry_run: bool
@@ -404,24 +392,21 @@ def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
 
 def act(call: Call[Any, BulkRequest]) -> BulkResults:
     """Give one command to several runs; returns the result for each."""
-    body = call.body
-    if body.command == "prioritize" and body.priority is None:
-        raise Problem(422, "prioritize takes `priority`", code="body_refused")
-    results = [_one(call, run) for run in dict.fromkeys(body.runs)]
-    done = sum(each.done for each in results)
-    return BulkResults(results=tuple(results), done=done, refused=len(results) - done, dry_run=body.dry_run)
+    results = [_one(call, run) for run in dict.fromkeys(call.body.runs)]
+    done = sum(each.refused is None for each in results)
+    return BulkResults(results=tuple(results), done=done, refused=len(results) - done, dry_run=call.body.dry_run)
 
 
-def _one(call: Call[Any, BulkRequest], run: str) -> BulkResult:
+def _one(call: Call[Any, BulkRequest], run: str) -> CommandOutcome:
     body, command = call.body, COMMANDS[call.body.command]
-    try:
+
+    def does() -> str:
         preview = command.will(RunPreview(call.client, run), body)
         if body.dry_run:
-            return BulkResult(run=run, done=True, said=preview.will)
-        said = command.do(call.client, run, body, {"by": call.person.name, "because": body.because})
-        return BulkResult(run=run, done=True, said=said or command.done)
-    except KillickError as refused:
-        return BulkResult(run=run, done=False, said=str(refused).removeprefix(f"{run}: "))
+            return preview.will
+        return command.do(call.client, run, body, {"by": call.person.name, "because": body.because}) or command.done
+
+    return previews.outcome(run, does)
 
 
 ROUTES: Final = (

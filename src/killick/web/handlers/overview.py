@@ -15,7 +15,7 @@ from killick.store.protocol import Store
 from killick.store.records import ENDED, RunQuery, RunRow
 from killick.web.handlers.run_list import StatusCounts, Text, agent_of
 from killick.web.routes import Call, get
-from killick.web.tallies import READ_SECONDS, RunTally
+from killick.web.tallies import READ_SECONDS, RunTally, RunUsage
 
 RUNS_MAX: Final = 6_000
 """The number of runs that are looked at, the newest ones."""
@@ -65,16 +65,12 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
 
 
-class AgentUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of an agent's runs, by the day on which they started (UTC). Money is in millionths of a US dollar."""
+class AgentUsage(RunUsage, frozen=True):
+    """The usage of an agent's runs, by the day on which they started (UTC)."""
 
     agent: str
     day_us: int
     runs: int
-    model_calls: int
-    tokens_in: int
-    tokens_out: int
-    cost_micros: int
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +177,7 @@ def _usage(rows: Sequence[RunRow], read: dict[str, RunTally]) -> tuple[AgentUsag
     for row in rows:
         if row.run in read and read[row.run].model_calls:
             found[row.agent, row.started_at_us // _DAY_US * _DAY_US].append(read[row.run])
-    names = ("model_calls", "tokens_in", "tokens_out", "cost_micros")
+    names = RunUsage.__struct_fields__
     return tuple(
         AgentUsage(agent=agent, day_us=day, runs=len(of), **{n: sum(getattr(each, n) for each in of) for n in names})
         for (agent, day), of in sorted(found.items())

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from killick.model import ledger as ledgers
 from killick.model.state import State
-from killick.presenting.documents import Document, Error, Event, errors, event, recorded_failure
+from killick.presenting.documents import Decision, Document, Error, Event, errors, event, recorded_failure
 from killick.web.handlers.step_list import state_of, through_of
 from killick.web.problems import Problem
 from killick.web.render import pretty
@@ -40,16 +40,11 @@ def paged(found: Sequence[T], asked: PageAsked) -> tuple[Sequence[T], str | None
     return found[start:end], str(start) if start else None
 
 
-class RecordedDecision(Document, frozen=True):
-    """A decision: the choice, its options, its author and its reason."""
+class RecordedDecision(Decision, frozen=True, kw_only=True):
+    """A decision, its step and its time."""
 
     step: str
     at_us: int
-    by: str
-    question: Any
-    options: Any
-    choice: Any
-    because: Any
 
 
 class DecisionPage(Document, frozen=True):

@@ -37,7 +37,7 @@ HELD_MAX: Final = 50
 """The maximum number of held runs that are listed."""
 
 APART_MAX: Final = 50
-"""The number of runs of each status that are checked for quarantine."""
+"""The maximum number of quarantined runs that are listed."""
 
 SEEN_MAX: Final = 40
 SEEN_EVENTS: Final = 200
@@ -236,19 +236,8 @@ class QuarantinedRun(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which code answers, and the layout of its store."""
-
-    killick: str
-    python: str
-    store_format: int
-
-
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The health of a store, by quick checks. `wrong` counts the problems.
-
-    `checked` is the number of runs checked for quarantine, the newest of each. `killick store verify` checks all.
-    """
+    """The health of a store, by quick checks. `wrong` counts the problems."""
 
     store: str
     id: str
@@ -262,11 +251,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     questions: int
     questions_more: bool
     quarantined: tuple[QuarantinedRun, ...]
-    checked: int
     feed_end: int
     feed_behind: int
     seal: Seal | None
-    versions: Versions
+    killick: str
+    python: str
+    store_format: int
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,29 +272,23 @@ def health(call: Call[Nothing, Nothing]) -> Health:
     oldest = min(due, key=lambda each: each.since_us, default=None)
     late = oldest is not None and call.now_us - oldest.since_us > LATE_US
     conditions = tuple(store.conditions())
-    apart, looked_at = _quarantined(client)
+    apart = tuple(_quarantined(client))
     questions, more = call.context.questions.now()
     return Health(
         store=store.place, id=store.id, wrong=sum(each.wrong is not None for each in conditions) + len(apart) + late,
         conditions=conditions, counts=StatusCounts.of(counted(store, RunQuery())), due=len(due),
         due_more=len(due) == DUE_MAX, oldest_due=oldest, late=late, questions=len(questions), questions_more=more,
-        quarantined=apart, checked=looked_at, feed_end=store.outbox_end(),
+        quarantined=apart, feed_end=store.outbox_end(),
         feed_behind=max((each.behind for each in hook_lines(client)), default=0), seal=last_seal(client),
-        versions=Versions(killick=VERSION, python=platform.python_version(), store_format=STORE_FORMAT),
+        killick=VERSION, python=platform.python_version(), store_format=STORE_FORMAT,
     )  # fmt: skip
 
 
-def _quarantined(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
-    """The quarantined runs among the newest of each status. No index has them."""
-    found: list[QuarantinedRun] = []
-    looked_at = 0
-    for status in ("running", "waiting", "queued", "paused", "failed", "completed"):
-        for row in client.runtime.store.runs(RunQuery(status=(status,)), limit=APART_MAX):
-            looked_at += 1
-            why = client.runtime.store.quarantined(row.run)
-            if why is not None:
-                found.append(QuarantinedRun(run=row.run, agent=row.agent, why=why))
-    return tuple(found), looked_at
+def _quarantined(client: Client) -> Iterator[QuarantinedRun]:
+    """The newest of the quarantined runs."""
+    store = client.runtime.store
+    for row in store.runs(RunQuery(quarantined=True), limit=APART_MAX):
+        yield QuarantinedRun(run=row.run, agent=row.agent, why=store.quarantined(row.run) or "")
 
 
 def last_seal(client: Client) -> Seal | None:

@@ -1,4 +1,4 @@
-"""The window of a run: the requests to its models, waste, evictions and faults; and one call by itself.
+"""The window of a run: the requests to its models, waste, evictions and faults.
 
 Of a long run some calls are read unless all of them are asked for. Changes nothing.
 """
@@ -10,25 +10,9 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from killick.history.window_report import (
-    EvictedPage,
-    Eviction,
-    Fault,
-    ModelCall,
-    Pin,
-    Waste,
-    WindowCost,
-    WindowPage,
-    Windows,
-    WindowShare,
-    grouped,
-    windows,
-)
+from killick.history.window_report import EvictedPage, ModelCall, Windows, grouped, windows
 from killick.presenting.documents import Document
-from killick.web.handlers.step_detail import StepId, unknown
-from killick.web.handlers.step_list import state_of
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
-from killick.window.usage import Kind, UsageTracker, request_of
 
 READ_MAX: Final = 200
 """The number of calls that are read by default."""
@@ -36,7 +20,6 @@ POINTS_MAX: Final = 160
 """How many points the drawing has at the most."""
 LISTED_MAX: Final = 100
 PAGES_MAX: Final = 200
-MESSAGES_MAX: Final = 40
 
 
 class WindowAsked(RunAsked, frozen=True, kw_only=True):
@@ -56,38 +39,20 @@ class WindowPoint(Document, frozen=True):
 
 
 class RunWindow(Document, frozen=True):
-    """The requests of a run's model calls; `at` is the last of them, whose contents and pages are returned.
+    """The requests of a run's model calls. Of `calls`, so many were `read`, and sums are estimates if these are fewer.
 
-    Of `calls`, so many were `read`, and sums are estimates where these are fewer. Evictions, faults and pins are listed
-    from the last, and counted; `left` are the different pages that left, and `wanted` is how often one was wanted back.
+    `report` is that of `killick show --window --json` without its calls; it lists evictions, faults and pins from the
+    last, up to a limit, and these are counted here. It is null if the run called no model.
     """
 
     run: str
     calls: int
-    read: int = 0
-    budget: int | None = None
-    at: ModelCall | None = None
-    largest: ModelCall | None = None
-    messages: int = 0
-    fills: tuple[WindowShare, ...] = ()
-    pages: tuple[WindowPage, ...] = ()
-    sent: int = 0
-    without: int = 0
-    counted: int = 0
-    cached: int = 0
-    waste: tuple[Waste, ...] = ()
-    money: WindowCost | None = None
     batches: int = 0
     evicted: int = 0
     faulted: int = 0
     pinned: int = 0
-    left: int = 0
-    wanted: int = 0
-    thrashed: tuple[str, ...] = ()
-    evictions: tuple[Eviction, ...] = ()
-    faults: tuple[Fault, ...] = ()
-    pins: tuple[Pin, ...] = ()
     points: tuple[WindowPoint, ...] = ()
+    report: Windows | None = None
 
 
 def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
@@ -98,13 +63,16 @@ def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
         return RunWindow(run=run, calls=0)
     if call.mask:
         found = _bare(found)
-    return RunWindow.of(
-        found, run=run, calls=len(found.calls), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
-        pages=tuple(sorted(found.pages, key=lambda page: -page.tokens)[:PAGES_MAX]), batches=len(found.evictions),
+    latest = slice(None, -LISTED_MAX - 1, -1)
+    report = replace(
+        found, calls=(), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
+        pages=tuple(sorted(found.pages, key=lambda page: -page.tokens)[:PAGES_MAX]),
+        evictions=found.evictions[latest], faults=found.faults[latest], pins=found.pins[latest],
+    )  # fmt: skip
+    return RunWindow(
+        run=run, calls=len(found.calls), batches=len(found.evictions),
         evicted=sum(len(each.pages) for each in found.evictions), faulted=len(found.faults), pinned=len(found.pins),
-        evictions=found.evictions[: -LISTED_MAX - 1 : -1],
-        faults=found.faults[: -LISTED_MAX - 1 : -1], pins=found.pins[: -LISTED_MAX - 1 : -1],
-        points=tuple(_point(group) for group in grouped(found.calls, POINTS_MAX)),
+        points=tuple(_point(group) for group in grouped(found.calls, POINTS_MAX)), report=report,
     )  # fmt: skip
 
 
@@ -135,78 +103,6 @@ def _tool(what: str) -> str:
     return "" if what.startswith("“") else what.partition(" ")[0]
 
 
-# one call -----------------------------------------------------------------------------------------
-
-
-class CallAsked(RunAsked, frozen=True, kw_only=True):
-    """`cursor` is `next` of the page after."""
-
-    step: StepId
-    cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
-
-
-class WindowPiece(Document, frozen=True):
-    """A piece of a request: its message, its kind and its size. `left` is the page that was evicted from here."""
-
-    message: int
-    role: str
-    kind: Kind
-    tokens: int
-    page: str
-    left: str | None
-    text: str
-    calls: tuple[Any, ...]
-
-
-class CallWindow(Document, frozen=True):
-    """The request of one call, from its end: `next` is the cursor of earlier pieces. Empty if the step is no call."""
-
-    run: str
-    step: str
-    messages: int = 0
-    tokens: int = 0
-    fills: tuple[WindowShare, ...] = ()
-    system: Any = None
-    tools: tuple[str, ...] = ()
-    pieces: tuple[WindowPiece, ...] = ()
-    first: int = 0
-    next: str | None = None
-
-
-def called(call: Call[CallAsked, Nothing]) -> CallWindow:
-    """The request of one model call, message by message, with the tombstones of evicted pages."""
-    run, number = call.asked.run, call.asked.step
-    state = state_of(call, run)
-    step = state.fold.step(number)
-    if step is None:
-        raise unknown(run, state.fold, number)
-    request = request_of(state.data(step.edited or step.intended).get("arguments")) if step.sort == "model" else None
-    if request is None:
-        return CallWindow(run=run, step=number)
-    filling = UsageTracker()
-    filled = filling.fill(*request)
-    end = filled.messages if call.asked.cursor is None else min(int(call.asked.cursor), filled.messages)
-    start = max(end - MESSAGES_MAX, 0)
-    return CallWindow(
-        run=run, step=number, messages=filled.messages, tokens=filled.tokens,
-        fills=tuple(
-            WindowShare(kind=kind, tokens=tokens, pieces=filled.counts[kind])
-            for kind, tokens in sorted(filled.kinds.items(), key=lambda each: -each[1]) if filled.counts[kind]
-        ),
-        system=request[2], tools=tuple(schema.name for schema in filling.schemas(request[1])),
-        pieces=tuple(
-            WindowPiece(
-                message=seen.at, role=seen.role, kind=seen.piece.kind, tokens=seen.piece.tokens,
-                page=seen.piece.handle, left=seen.piece.left, text=seen.text,
-                calls=tuple({"name": each.name, "arguments": each.arguments} for each in seen.calls),
-            )
-            for seen in filling.pieces() if start <= seen.at < end
-        ),
-        first=start, next=str(start) if start else None,
-    )  # fmt: skip
-
-
 ROUTES: Final[tuple[Route, ...]] = (
     get("/runs/{run}/window", window, asks=WindowAsked, gives=RunWindow, page="_window.html"),
-    get("/runs/{run}/window/{step}", called, asks=CallAsked, gives=CallWindow, page="_window_call.html"),
 )

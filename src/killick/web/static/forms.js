@@ -38,7 +38,7 @@ function isTouched(field) {
   return controls.some((control) => control.value !== initialOf(control)) || field.dataset.moved !== undefined;
 }
 
-export function labelOf(field) {
+function labelOf(field) {
   return field.querySelector(":scope > legend, .name")?.firstChild?.textContent.trim() || field.dataset.field || "value";
 }
 
@@ -140,7 +140,7 @@ export function collect(form, submitter, other = form) {
 const keys = new WeakMap();
 
 // A unique key. Not by randomUUID, which pages without TLS do not have.
-export function newKey() {
+function newKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
@@ -180,7 +180,7 @@ function clearMarks(form) {
   for (const each of form.querySelectorAll("[data-misfit]")) each.remove();
 }
 
-export function mark(field, message) {
+function mark(field, message) {
   const control = field.querySelector("[data-control], [data-json]");
   if (!control) return;
   for (let at = field.closest("details"); at; at = at.parentElement.closest("details")) at.open = true;
@@ -273,7 +273,7 @@ function toast(text) {
 }
 
 // Asks for confirmation, in words. True: continue.
-export function confirmed(question, does, lines = []) {
+function confirmed(question, does, lines = []) {
   const dialog = document.createElement("dialog");
   const form = document.createElement("form");
   form.method = "dialog";

@@ -21,7 +21,7 @@ function coarse(us) {
   return `${seconds} s`;
 }
 
-export function formatTimes(under = document) {
+function formatTimes(under = document) {
   const now = Date.now() * 1000;
   for (const each of under.querySelectorAll("time[data-ago]")) {
     const at = Number(each.dataset.ago);
@@ -199,7 +199,7 @@ function swap(fresh) {
   }
 }
 
-export async function refresh() {
+async function refresh() {
   if (isAsking) {
     isAgain = true;
     return;

@@ -2,9 +2,8 @@
 //
 // A step that is open keeps its very nodes when the page is drawn again, and is fetched anew when it has changed.
 
-import { newKey } from "./forms.js";
+import { post } from "./forms.js";
 
-const csrf = document.querySelector('meta[name="killick-csrf"]')?.content ?? "";
 const opened = new Map(); // step → { seen, body }
 
 // fetching ------------------------------------------------------------------------------------------
@@ -153,24 +152,15 @@ async function verify(button) {
   status.hidden = false;
   status.textContent = "Reading the whole record…";
   button.disabled = true;
-  try {
-    const answer = await fetch(button.dataset.verify, {
-      method: "POST",
-      headers: { "X-Killick-CSRF": csrf, "Idempotency-Key": newKey() },
-    });
-    const found = await answer.json();
-    const wrong = (found.problems ?? []).filter((each) => !each.healed);
-    status.className = `verified ${found.holds ? "good" : "bad"}`;
-    status.textContent = !answer.ok
-      ? found.detail
-      : found.holds
-        ? `✓ All ${found.events.toLocaleString()} events hold${found.seals ? `, held against ${found.seals} seals` : "; nothing was sealed yet"}${found.erased ? `; ${found.erased} erased on purpose` : ""}.`
-        : `✗ ${wrong.map((each) => `${each.seq ? `@${each.seq}: ` : ""}${each.what}`).join("; ")}`;
-  } catch {
-    status.textContent = "The server could not be reached.";
-  } finally {
-    button.disabled = false;
-  }
+  const { ok, doc: found } = await post(button.dataset.verify, undefined, {});
+  button.disabled = false;
+  const wrong = (found.problems ?? []).filter((each) => !each.healed);
+  status.className = `verified ${found.holds ? "good" : "bad"}`;
+  status.textContent = !ok
+    ? found.detail
+    : found.holds
+      ? `✓ All ${found.events.toLocaleString()} events hold${found.seals ? `, held against ${found.seals} seals` : "; nothing was sealed yet"}${found.erased ? `; ${found.erased} erased on purpose` : ""}.`
+      : `✗ ${wrong.map((each) => `${each.seq ? `@${each.seq}: ` : ""}${each.what}`).join("; ")}`;
 }
 
 // events --------------------------------------------------------------------------------------------

@@ -1,13 +1,12 @@
 // The page of runs: columns, saved views, and one command for many runs, previewed before it is executed.
 
-import { newKey } from "./forms.js";
+import { post } from "./forms.js";
 
 const bar = document.getElementById("chosen");
 const dialog = document.getElementById("act-many");
-const csrf = document.querySelector('meta[name="killick-csrf"]').content;
 const chosen = new Set();
 const DOES = { pause: "Pause", resume: "Resume", cancel: "Cancel" };
-let key = "";
+let sending = {}; // has the key of what is sent
 
 function boxes() {
   return [...document.querySelectorAll("[data-pick]")];
@@ -65,13 +64,9 @@ async function ask(dryRun) {
   const because = dialog.querySelector("[name=because]").value.trim();
   const body = { command: dialog.dataset.command, runs: [...chosen], dry_run: dryRun };
   if (because && !dryRun) body.because = because;
-  const headers = { "Content-Type": "application/json", "X-Killick-CSRF": csrf, "Idempotency-Key": key };
-  if (dryRun) delete headers["Idempotency-Key"];
-  const answer = await fetch(bar.dataset.act, { method: "POST", headers, body: JSON.stringify(body) });
-  const found = await answer.json();
-  if (answer.status < 500) key = newKey();
-  if (!answer.ok) throw new Error(found.detail || answer.statusText);
-  return found;
+  const { ok, doc } = await post(bar.dataset.act, JSON.stringify(body), dryRun ? undefined : sending);
+  if (!ok) throw new Error(doc.detail);
+  return doc;
 }
 
 function show(found) {
@@ -82,7 +77,7 @@ function show(found) {
     const name = document.createElement("b");
     name.className = "mono";
     name.textContent = each.run;
-    line.append(name, ": ", each.said.replace(`${each.run} `, ""));
+    line.append(name, ": ", each.done ?? each.refused);
     return line;
   }));
 }
@@ -95,7 +90,7 @@ function wrong(error) {
 
 async function showPreview(command) {
   dialog.dataset.command = command;
-  key = newKey();
+  sending = {};
   const many = chosen.size === 1 ? "1 run" : `${chosen.size} runs`;
   dialog.querySelector("h2").textContent = `${DOES[command]} ${many}?`;
   const act = dialog.querySelector("[data-do]");

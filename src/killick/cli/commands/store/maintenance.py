@@ -1,12 +1,13 @@
-"""`killick store`: repair, erase and export; and the helpers of the maintenance commands."""
+"""`killick store`: repair, erase, rotate and export; and the helpers of the maintenance commands."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
@@ -28,12 +29,20 @@ from killick.model import event_codec, page_events
 from killick.model import events as e
 from killick.store.records import ENDED
 
+T = TypeVar("T")
+
 LISTED_MAX: Final = 20
 """Runs and places of one sort that are listed; of the rest only the number."""
 
-
 REMARK_SECONDS: Final = 5.0
 """How often progress is a line on stderr, where that is no terminal."""
+
+
+def some(shell: Shell, found: Collection[T]) -> Iterator[T]:
+    """The first of the found ones, for a line each; says how many more there are."""
+    yield from islice(found, LISTED_MAX)
+    if len(found) > LISTED_MAX:
+        shell.say("", (f"  and {len(found) - LISTED_MAX:,} more; --json lists them", "dim"))
 
 
 @contextmanager
@@ -173,6 +182,21 @@ def erase_subject(shell: Shell, subject: str, *, yes: bool) -> None:
         shell.say("~", "a backup of this store from before has the key: remove it, or it reads them again")
     if not found.purged:
         shell.say("~", "another process is reading: the wrapped key stays in the write-ahead log until it ends")
+
+
+@command("rotate")
+def rotate_command(shell: Shell) -> None:
+    """Wrap the data keys of an encrypted store by a new master key.
+
+    KILLICK_KEYS names the new key first, then the old one. Values are not rewritten, and workers need not stop.
+    Afterwards the old key opens nothing, except a backup from before.
+
+    \b
+      KILLICK_KEYS=new.key,old.key killick store rotate
+    """
+    count = shell.client.store.rotate_keys(by=current_user())
+    shell.emit({"keys": count})
+    shell.say("✓", f"wrapped {counted(count, 'data key')} by the first master key; take the old one away")
 
 
 def _listed(places: Sequence[int | str]) -> str:

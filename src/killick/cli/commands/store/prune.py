@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from killick.archive.bundle import name_at
 from killick.archive.prune import Chosen, Pruned, choose, prune
 from killick.cli import style
-from killick.cli.commands.store.maintenance import LISTED_MAX, progress
+from killick.cli.commands.store.maintenance import progress, some
 from killick.cli.context import Shell, agent_option, command, current_user, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
 from killick.history.phrasing import counted, size_text
@@ -80,19 +80,15 @@ def _print_chosen(shell: Shell, chosen: Chosen, until_us: int) -> None:
     pruned = chosen.going
     events = f", with {counted(chosen.events, 'event')}," if pruned else ""
     shell.say("", f"{counted(len(pruned), 'run')}{events} ended before {style.moment(until_us)} and can go")
-    for row in pruned[:LISTED_MAX]:
+    for row in some(shell, pruned):
         ended = style.ago(row.changed_at_us, shell.clock.now_us())
         shell.say("", "  ", (row.run, "bold"), f"  {row.agent}, ", (row.status, style.STYLES[row.status]), f" {ended}")
-    if len(pruned) > LISTED_MAX:
-        shell.say("", (f"  and {len(pruned) - LISTED_MAX:,} more", "dim"))
     _print_kept(shell, chosen.kept)
 
 
 def _print_kept(shell: Shell, kept: Mapping[str, str]) -> None:
-    for run, why in list(kept.items())[:LISTED_MAX]:
+    for run, why in some(shell, kept.items()):
         shell.say("", ("  stays: ", "dim"), (run, "bold"), f"  {why}")
-    if len(kept) > LISTED_MAX:
-        shell.say("", (f"  and {len(kept) - LISTED_MAX:,} more stay; --json lists them", "dim"))
 
 
 def _print_done(shell: Shell, chosen: Chosen, done: Pruned) -> None:

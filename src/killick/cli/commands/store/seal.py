@@ -18,7 +18,7 @@ from killick.audit.checkpoint import checkpoint, new_key
 from killick.audit.proof import Proved, extends, prove, verify_proof
 from killick.audit.seal import SEALS, Sealed, seal
 from killick.cli import style
-from killick.cli.commands.store.maintenance import LISTED_MAX, progress
+from killick.cli.commands.store.maintenance import progress, some
 from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.clock import timestamp
@@ -103,11 +103,9 @@ def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
     for run, why in done.refused.items():
         shell.say("✗", (run, "bold"), f"  {why}: it is not sealed")
         shell.say_next("store", "verify", run)
-    for run, file in list(done.gone.items())[:LISTED_MAX]:
+    for run, file in some(shell, done.gone.items()):
         where = f"was pruned into {file}" if file else "is missing, and no archive of it is on record"
         shell.say("~" if file else "✗", (run, "bold"), f"  {where}")
-    if len(done.gone) > LISTED_MAX:
-        shell.say("", (f"  and {len(done.gone) - LISTED_MAX:,} more; --json lists them", "dim"))
     if done.other_key is not None:
         shell.say("~", f"the seal before was signed with another key, {done.other_key}")
     if done.fresh:

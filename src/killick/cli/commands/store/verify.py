@@ -15,7 +15,7 @@ from killick.archive import bundle
 from killick.archive.export import read
 from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
-from killick.cli.commands.store.maintenance import LISTED_MAX, progress
+from killick.cli.commands.store.maintenance import progress, some
 from killick.cli.commands.store.seal import found_in, verify_file
 from killick.cli.context import Shell, command, complete_run
 from killick.cli.exit_codes import CommandFailed, Exit
@@ -114,10 +114,8 @@ def _unproved(log: Log, archives: Sequence[Path]) -> list[Problem]:
 
 
 def _print_files(shell: Shell, held: Held) -> None:
-    for each in held.broken[:LISTED_MAX]:
+    for each in some(shell, held.broken):
         shell.say("✗", each)
-    if len(held.broken) > LISTED_MAX:
-        shell.say("", (f"  and {len(held.broken) - LISTED_MAX:,} more; --json lists them", "dim"))
     counts = f"{counted(held.snapshots, 'snapshot')} of {counted(held.runs, 'run')}"
     if held.holds and held.snapshots:
         shell.say("✓", f"their files are whole: {counts} in {', '.join(held.vaults)}")

@@ -1,0 +1,123 @@
+"""How an open wait looks on a terminal: its question, its addressees, its deadline, and the commands that end it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+from rich.text import Text
+
+from killick.cli import style as paint
+from killick.cli.context import Shell
+from killick.client.inbox import addressees, agreement
+from killick.engine.approval import argument_edits
+from killick.engine.views import Wait, key_of, needs_value
+from killick.history.timeline import timeline
+from killick.presenting import approvals
+
+NEEDS_VALUE: Final = ("edit", "respond")
+
+
+def commands(shell: Shell, wait: Wait) -> list[str]:
+    """The commands that end a wait."""
+    return [shell.typed(*words) for words in _commands(wait)]
+
+
+def _commands(wait: Wait) -> list[tuple[str, ...]]:
+    if wait.waits_for == "event":
+        return [("message", "send", wait.run, wait.name, "BODY")]
+    if wait.waits_for == "child":
+        return [("show", wait.name)]
+    chosen = [("respond", "--value", str(option)) for option in wait.options if "respond" in wait.verbs]
+    verbs = [verb for verb in wait.verbs if verb != "respond" or not chosen]
+    takes: list[tuple[str, ...]] = []
+    for verb in verbs:
+        takes += [(verb,)] if verb not in NEEDS_VALUE else []
+        if verb == "edit" and wait.rule is not None:
+            takes.append((verb, "--set", argument_edits.example(wait)))
+        elif verb in (*NEEDS_VALUE, "happened"):
+            takes.append((verb, "--value", "VALUE"))
+    if needs_value(wait):
+        takes = sorted((words for words in takes if words != ("happened",)), key=lambda words: words[0] != "happened")
+    return [("answer", wait.id, *words) for words in (*chosen, *takes)]
+
+
+def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
+    """A wait: its question, its addressees, its deadline, and the command that answers it."""
+    width = (shell.err if err else shell.out).width
+    shell.print(*wait_lines(shell, wait, width), *_command_lines(shell, wait, width), err=err)
+
+
+def wait_lines(shell: Shell, wait: Wait, width: int) -> Iterator[Text]:
+    """A wait: its question, its addressees and its deadline."""
+    now = shell.clock.now_us()
+    return _approval(shell, wait, width, now) if wait.rule is not None else _question(wait, now)
+
+
+def _question(wait: Wait, now: int) -> Iterator[Text]:
+    what = {"event": f"a message {wait.name!r}", "child": f"its child {wait.name}"}.get(wait.waits_for, wait.name)
+    yield Text.assemble((wait.id, "bold cyan"), (f"  {wait.prompt or f'waits for {what}'}", "bold"))
+    asked = f"asked of {', '.join(wait.to)}" if wait.to else "asked" if wait.verbs else "began"
+    about = Text().append(f"  {asked} {paint.ago(wait.since_us, now)}", style="dim")
+    if (until := _until(wait, now)) is not None:
+        about.append("; ", style="dim").append_text(until)
+    yield about
+    if (would := intended(wait)) is not None:
+        yield Text(f"  about {would}")
+    if (key := key_of(wait.intention)) is not None:
+        yield Text(f"  look for the idempotency key {key} where it would have happened")
+
+
+def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
+    """An approval request: the call, the reason, the approvers and the deadline, and the approvals so far."""
+    head = Text().append(wait.id, style="bold cyan").append("  ")
+    yield from paint.wrapped(head, Text(argument_edits.call(wait.intention), style="bold"), width)
+    rule = approvals.by_rule(wait.rule)
+    reason = Text(argument_edits.visible(wait.reason or f"{wait.run} wants to do this"))
+    reason.append(f" ({rule})" if rule else "", style="dim")
+    asked = Text(f"asked of {addressees(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
+    if wait.round:
+        asked.append(f", {approvals.passed_on(timeline(shell.log, wait.run).step(wait.step))}", style="dim")
+    voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
+    if until is not None:
+        voted.append("; " if voted else "", style="dim").append_text(until)
+    agent = Text(f"the agent: {argument_edits.visible(str(wait.because))}" if wait.because is not None else "")
+    for line in (reason, agent, asked, voted):
+        yield from paint.wrapped(Text("  "), line, width) if line else ()
+
+
+def _until(wait: Wait, now: int) -> Text | None:
+    if wait.deadline_us is None:
+        return None
+    left = wait.deadline_us - now
+    style = "bold red" if left <= 0 else "yellow" if left < 3_600_000_000 else "dim"
+    return Text(f"until {paint.moment(wait.deadline_us)} ({paint.ago(wait.deadline_us, now)})", style=style)
+
+
+def _command_lines(shell: Shell, wait: Wait, width: int) -> list[Text]:
+    """The first command on a line to copy, and the alternatives after or below it."""
+    first, *others = _commands(wait) or [("store", "verify", wait.run)]
+    line = Text().append(f"  {shell.typed(*first)}", style="green")
+    also = Text(f"(or {_others(others)})", style="dim") if others else Text()
+    if line.cell_len + also.cell_len + 2 <= width:
+        return [line.append("  " * bool(others)).append_text(also)]
+    return [line, *paint.wrapped(Text("  "), also, width)]
+
+
+def _others(commands: list[tuple[str, ...]]) -> str:
+    """The other possible answers, without the words that all have in common."""
+    bare = [words[2] for words in commands if len(words) == 3]
+    edits = [shlex.join(words[2:]) for words in commands if "--set" in words]
+    chosen = [" ".join(words[2:]) for words in commands if "--value" in words and words[-1] != "VALUE"]
+    valued = "|".join(words[2] for words in commands if words[-1] == "VALUE")
+    return ", ".join([*chosen, *bare, *edits, *([f"{valued} --value VALUE"] if valued else [])])
+
+
+def intended(wait: Wait) -> str | None:
+    """The call that a wait is about, as it would be written, where the question does not say it already."""
+    found = wait.intention
+    if not isinstance(found, dict):
+        return None
+    data = cast("dict[str, Any]", found)
+    return None if (wait.prompt or "").startswith(f"{data.get('tool')}(") else argument_edits.call(data)
