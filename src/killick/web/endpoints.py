@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Hashable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import sha256
 from typing import Any, Final, TypeVar, get_args, get_origin
 
@@ -25,10 +25,10 @@ from killick.store.records import OWN_RUNS
 from killick.type_init import ready
 from killick.web.addresses import API, SLASH, address
 from killick.web.app_context import AppContext
-from killick.web.coalescing import Coalescer
 from killick.web.idempotency import IdempotencyKeys
 from killick.web.problems import Problem, problem_of
 from killick.web.render import problem_page, render
+from killick.web.request_coalescing import RequestCoalescer
 from killick.web.routes import Call, Created, Nothing, Person, Route
 
 A = TypeVar("A", bound=msgspec.Struct)
@@ -41,7 +41,7 @@ class Endpoints:
     def __init__(self, context: AppContext, *, once: IdempotencyKeys | None = None) -> None:
         self.context = context
         self.once = once
-        self.reads = Coalescer[Response]()
+        self.reads = RequestCoalescer()
 
     def table(self, routes: Sequence[Route]) -> list[StarletteRoute]:
         """The Starlette routes of a table; a fixed segment wins over a parameter."""
@@ -75,16 +75,11 @@ class _Endpoint:
                 return await self._written(call)
             if self.route.gives is None:
                 return await self._carried_out(call)
-            answer = await self.app.reads.shared(self._asked(call), partial(self._carried_out, call))
+            answer = await self.app.reads.given(call, self._carried_out, personal=self.route.personal)
             known, version = request.headers.get("if-none-match"), answer.headers.get("etag")
             return answer if version is None or known != version else Response(None, 304, {"ETag": version})
         except Exception as error:
             return (await self._problem(request, error)).response()
-
-    def _asked(self, call: Call[Any, Any]) -> Hashable:
-        """What reads have to have in common to share an answer. One that is not personal is for all of one scope."""
-        name = call.person.name if self.route.personal else ""
-        return call.written, call.request.scope.get("root_path", ""), name, call.person.scope
 
     async def _written(self, call: Call[Any, Any]) -> Response:
         try:

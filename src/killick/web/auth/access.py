@@ -24,9 +24,9 @@ from killick.browser_guard import LOCAL_NAMES, refusal
 from killick.errors import AccessRefused
 from killick.model.events import to_text
 from killick.web.auth.server_keys import owner_key, session_key
-from killick.web.coalescing import StatusReader
 from killick.web.middleware import VISIT
 from killick.web.problems import Problem
+from killick.web.status_reader import StatusReader
 from killick.workers.tokens import TOKENS, Person, Token, Tokens, checked
 
 if TYPE_CHECKING:

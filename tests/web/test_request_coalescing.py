@@ -1,21 +1,23 @@
-"""Questions that come at once: equal ones share an answer, and no answer is older than its question."""
+"""Reads that come at once: equal ones share an answer, and no answer is older than its request."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from starlette.testclient import TestClient
+from starlette.responses import Response
 
 import killick
-from killick.web.app import ROUTES, asgi
+from killick.web.app import ROUTES
 from killick.web.app_context import AppContext
-from killick.web.auth.access import Identified, access_for
-from killick.web.coalescing import Coalescer, StatusReader
+from killick.web.auth.access import access_for
+from killick.web.request_coalescing import RequestCoalescer
 from killick.web.routes import Call, Nothing, Person, Route
+from killick.web.status_reader import StatusReader
 
 
 @killick.tool(effect="reads")
@@ -30,25 +32,28 @@ def glancing(run: killick.SyncRun) -> int:
 
 
 class Asked:
-    """Asks questions, whose answers are numbered as they are made, and made when the test says so."""
+    """Asks for documents, which are numbered as they are made, and made when the test says so."""
 
     def __init__(self) -> None:
-        self.shares = Coalescer[int]()
+        self.reads = RequestCoalescer()
         self.made = 0
         self.go = asyncio.Event()
 
-    async def make(self) -> int:
+    async def make(self, call: Any) -> Response:
         self.made += 1
         number = self.made
         await self.go.wait()
-        return number
+        if call.request.scope["raw_path"] == b"/broken":
+            raise ZeroDivisionError
+        return Response(f"{number}")
 
-    async def fail(self) -> int:
-        self.made += 1
-        raise ZeroDivisionError
-
-    def ask(self, what: str = "a") -> asyncio.Task[int]:
-        return asyncio.create_task(self.shares.shared(what, self.fail if what == "broken" else self.make))
+    def ask(
+        self, path: str = "/a", by: str = "ada", scope: Any = "viewer", personal: bool = True
+    ) -> asyncio.Task[Response]:
+        sent = {"method": "GET", "raw_path": path.encode(), "query_string": b""}
+        request: Any = SimpleNamespace(scope=sent)
+        call: Any = Call(cast("Any", None), request, Person(by, scope), cast("Any", None), Nothing(), None)
+        return asyncio.create_task(self.reads.given(call, self.make, personal=personal))
 
 
 async def settled() -> None:
@@ -60,7 +65,7 @@ def test_one_after_the_other_gets_an_answer_of_their_own() -> None:
     async def story() -> None:
         asked = Asked()
         asked.go.set()
-        assert [await asked.ask() for _ in range(3)] == [1, 2, 3]
+        assert [(await asked.ask()).body for _ in range(3)] == [b"1", b"2", b"3"]
 
     asyncio.run(story())
 
@@ -69,16 +74,14 @@ def test_a_crowd_that_asks_for_the_same_costs_as_much_as_one() -> None:
     async def story() -> None:
         asked = Asked()
         crowd = [asked.ask() for _ in range(50)]
-        other = asked.ask("b")
         await settled()
         asked.go.set()
-        assert {await one for one in crowd} == {1}
-        assert await other == 2
+        assert {(await one).body for one in crowd} == {b"1"}
 
     asyncio.run(story())
 
 
-def test_who_comes_too_late_for_one_in_the_making_shares_the_next() -> None:
+def test_requests_that_come_too_late_for_one_in_the_making_share_the_next() -> None:
     async def story() -> None:
         asked = Asked()
         first = asked.ask()
@@ -87,36 +90,61 @@ def test_who_comes_too_late_for_one_in_the_making_shares_the_next() -> None:
         await settled()
         assert asked.made == 1, "one is made at a time"
         asked.go.set()
-        assert {await one for one in late} == {2}, "an answer that was begun before is older than they are"
-        assert await first == 1
+        assert {(await one).body for one in late} == {b"2"}, "an answer that was begun before is older than they are"
+        assert (await first).body == b"1"
 
     asyncio.run(story())
 
 
-def test_one_that_failed_is_made_again_for_the_next() -> None:
+def test_another_person_and_another_address_get_answers_of_their_own() -> None:
     async def story() -> None:
         asked = Asked()
+        tasks = [asked.ask(), asked.ask(by="bo"), asked.ask("/b")]
+        await settled()
+        asked.go.set()
+        assert len({(await one).body for one in tasks}) == 3
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_names_no_caller_is_shared_by_all_of_one_scope() -> None:
+    async def story() -> None:
+        asked = Asked()
+        tasks = [asked.ask(by=by, scope=scope, personal=False) for by, scope in
+                 (("ada", "viewer"), ("bo", "viewer"), ("cy", "admin"))]  # fmt: skip
+        await settled()
+        asked.go.set()
+        ada, bo, cy = [(await one).body for one in tasks]
+        assert ada == bo != cy
+
+    asyncio.run(story())
+
+
+def test_one_that_failed_is_made_again_for_the_next_request() -> None:
+    async def story() -> None:
+        asked = Asked()
+        asked.go.set()
         for number in (1, 2):
             with pytest.raises(ZeroDivisionError):
-                await asked.ask("broken")
+                await asked.ask("/broken")
             assert asked.made == number
 
     asyncio.run(story())
 
 
-def test_one_that_hangs_up_takes_nothing_from_the_others() -> None:
+def test_one_client_that_hangs_up_takes_nothing_from_the_others() -> None:
     async def story() -> None:
         asked = Asked()
         first, second = asked.ask(), asked.ask()
         await settled()
         first.cancel()
         asked.go.set()
-        assert await second == 1
+        assert (await second).status_code == 200
 
     asyncio.run(story())
 
 
-def test_a_loop_that_was_closed_leaves_no_question_waiting() -> None:
+def test_a_loop_that_was_closed_leaves_no_request_waiting() -> None:
     asked = Asked()
 
     async def closed() -> None:
@@ -126,40 +154,10 @@ def test_a_loop_that_was_closed_leaves_no_question_waiting() -> None:
 
     async def story() -> None:
         asked.go.set()
-        assert await asked.ask() == 2
+        assert (await asked.ask()).status_code == 200
 
     asyncio.run(closed())
     asyncio.run(story())
-
-
-# reads of the app ---------------------------------------------------------------------------------
-
-
-def test_reads_are_shared_by_one_person_and_by_all_of_one_scope_where_the_answer_names_no_caller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared: list[Any] = []
-    plainly = Coalescer.shared
-
-    async def noted(self: Any, asked: Any, make: Any) -> Any:
-        shared.append(asked)
-        return await plainly(self, asked, make)
-
-    monkeypatch.setattr(Coalescer, "shared", noted)
-    scopes = {"ada": "viewer", "bo": "viewer", "cy": "admin"}
-
-    def who(request: Any) -> tuple[str, str]:
-        return request.headers["x-user"], scopes[request.headers["x-user"]]
-
-    with killick.open(f"sqlite:///{tmp_path}/k.db") as kd:
-        kd.run(glancing, id="r")
-        with TestClient(asgi(kd, access=Identified(kd, who))) as web:
-            for path in ("runs", "runs/r"):
-                for user in scopes:
-                    assert web.get(f"/api/v1/{path}", headers={"x-user": user}).status_code == 200
-    mine, yours, theirs, ada, bo, cy = shared
-    assert len({mine, yours, theirs}) == 3, "a list of runs says what each may answer"
-    assert ada == bo != cy, "a run is the same for all of one scope"
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if not route.personal], ids=lambda route: route.path)
