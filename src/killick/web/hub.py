@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import msgspec
 
@@ -22,7 +22,7 @@ from killick.lru import Lru
 from killick.model import events as e
 from killick.presenting import documents
 from killick.presenting.encoder import document
-from killick.store.records import ENDED, RunQuery
+from killick.store.records import ENDED, RunQuery, RunStatus
 from killick.web.problems import Problem
 from killick.web.redaction import Redaction
 
@@ -50,15 +50,22 @@ PAGE_BYTES: Final = 262_144
 _PAGES_KEPT: Final = 64
 _READERS: Final = 4
 logger: Final = get_logger("killick.web")
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class Position(NamedTuple):
-    """How far a run is, read at one time: a run that is over has all its events by this seq. A message that no worker
-    has taken moves it too."""
+    """How far a run is, read at one time: a run that is over has all its events by this seq. `hint` is that in JSON,
+    encoded once for all who follow it. A message that no worker has taken moves it too."""
 
     seq: int
     status: str
     delivered: int
+    hint: bytes
+
+    @classmethod
+    def of(cls, run: str, found: RunStatus) -> Self:
+        seq, status = found.head.seq, found.status or ""
+        return cls(seq, status, found.delivered, _encode({"run": run, "seq": seq, "status": status}))
 
     @property
     def is_over(self) -> bool:
@@ -105,6 +112,7 @@ class Hub:
         self._counting: set[Follower] = set()
         self.positions: dict[str, Position] = {}  # of the watched runs, as the poller last read them
         self.counts: dict[str, int] = {}  # how many runs there are of each status, as last counted
+        self.counts_hint = b""
         self._counted_at = 0.0
         self._pages: Lru[tuple[str, int], asyncio.Task[Page]] = Lru(_PAGES_KEPT)
         self._reading = asyncio.Semaphore(_READERS)
@@ -209,13 +217,14 @@ class Hub:
             counts = dict(await asyncio.to_thread(self._client.runtime.store.counts, RunQuery()))
             if counts != self.counts:
                 self.counts = counts
+                self.counts_hint = _encode(counts)
                 _notify_all(self._counting)
 
     # off the loop -----------------------------------------------------------------------------
 
     def _look(self, runs: tuple[str, ...]) -> dict[str, Position]:
-        found = self._client.runtime.store.statuses(runs) if runs else {}
-        return {run: Position(each.head.seq, each.status or "", each.delivered) for run, each in found.items()}
+        standings = self._client.runtime.store.statuses(runs) if runs else {}
+        return {run: Position.of(run, found) for run, found in standings.items()}
 
     async def _read(self, run: str, after: int) -> Page:
         async with self._reading:
@@ -243,6 +252,6 @@ def _notify_all(followers: Iterable[Follower]) -> None:
 
 
 def frame(event: str, data: Any, *, id: int | None = None) -> bytes:  # noqa: A002
-    """One event of a stream. JSON has no line breaks of its own, so one line is enough."""
+    """One event of a stream; bytes are JSON already. JSON has no line breaks of its own, so one line is enough."""
     numbered = b"" if id is None else b"id: %d\n" % id
-    return b"%sevent: %s\ndata: %s\n\n" % (numbered, event.encode(), msgspec.json.encode(data))
+    return b"%sevent: %s\ndata: %s\n\n" % (numbered, event.encode(), data if type(data) is bytes else _encode(data))

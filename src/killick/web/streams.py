@@ -184,7 +184,7 @@ async def live(call: Call[LiveAsked, Nothing]) -> Response:
 
 async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Frames:
     reported: dict[str, Position] = {}
-    counted: dict[str, int] = {}
+    counted = b""
     with hub.following(*runs, by=by, counts=counts) as follower:
         yield b"retry: %d\n\n" % RETRY_MS
         while not hub.closing.is_set():
@@ -193,13 +193,11 @@ async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Fr
                 continue
             fresh = {run: at for run in runs if (at := hub.positions.get(run)) is not None and reported.get(run) != at}
             reported |= fresh
-            hints: dict[str, Any] = {}
-            if fresh:
-                hints["runs"] = [{"run": run, "seq": at.seq, "status": at.status} for run, at in fresh.items()]
-            if counts and hub.counts != counted:
-                hints["counts"] = counted = hub.counts
+            hints = [b'"runs":[%s]' % b",".join(at.hint for at in fresh.values())] if fresh else []
+            if counts and hub.counts_hint != counted:
+                hints.append(b'"counts":' + (counted := hub.counts_hint))
             if hints:
-                yield frame("changed", hints)
+                yield frame("changed", b"{%s}" % b",".join(hints))
                 await asyncio.sleep(HINT_SECONDS)
 
 
