@@ -113,7 +113,7 @@ FRAMEWORKS: Final = {
     "langgraph": ("langgraph.md", "KillickSaver!~ Gate!~ Waiting Stopped ToolFailed"),
     "langgraph.middleware": ("langgraph.md", "KillickMiddleware!~"),
     "langchain_approvals": ("langgraph.md", "hitl_request answer"),
-    "openai_agents": ("openai-agents.md", "KillickRunner!~ KillickSession!~ KillickRunStates!~ attempt"),
+    "openai_agents": ("openai-agents.md", "KillickRunner!~ KillickSession!~ attempt"),
     "pydantic_ai": ("pydantic-ai.md", "KillickDurability!~ GatedToolset!~"),
     "mcp": ("mcp.md", "Server!~"),
     "mcp_server": ("mcp.md", "server"),
