@@ -69,7 +69,7 @@ TOPICS: Final = {
         "contracts.md",
         {
             "killick": "Contract! read_contract Approval!",
-            "killick.rules": "allow deny arguments paths budget once total after context check Bound! Reject! Ask! "
+            "killick.rules": "allow deny arguments paths budget once total after context check Reject! Ask! "
             "Rule rule_of",
         },
     ),
