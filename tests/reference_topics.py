@@ -183,8 +183,7 @@ LIKE: Final = {
     "machine": "agent", "loop_sync": "loop", "open_async": "open", "webhook": "on", "Listed": "RunInfo",
     "triggers.every": "triggers.cron", "triggers.when": "triggers.cron", "triggers.on_event": "triggers.cron",
     "Window.plan": "Window.fit", "Window.render": "Window.fit", "Window.answering": "Window.answer",
-    "Host.ask": "Run.ask", "Host.ask_sync": "Run.ask", "Host.call_sync": "Host.call",
-    "Host.model": "Run.model", "Host.model_sync": "Run.model", "Run.stream": "Run.model", "Run.send": "Run.wait",
+    "Host.ask": "Run.ask", "Host.model": "Run.model", "Run.stream": "Run.model", "Run.send": "Run.wait",
     "Window.unpin": "Window.pin", "Window.page": "Window.pin", "Window.resident": "Window.pin",
 }  # fmt: skip
 """Entries that take parameters of another, which says what they mean."""
