@@ -52,7 +52,7 @@ def mark(index: Index, roots: Iterable[Id], load: Load, place: str) -> Marked:
     seen: set[Id] = set()
     for root in roots:
         try:
-            live_ids.update(ref for ref, _ in tree.objects(root, load, seen))
+            live_ids.update(tree.objects(root, load, seen))
         except SnapshotBroken as error:
             reason = (
                 f"{error.reason}; snapshot {root.hex()[:12]} needs it, so nothing was swept: verify the vault {place}"
