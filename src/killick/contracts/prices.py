@@ -22,8 +22,7 @@ from killick.model.events import Usage
 MICROS: Final = 1_000_000
 _MODELS_MAX: Final = 1024
 
-PriceLike: TypeAlias = "Price | Mapping[str, Any]"
-PricesLike: TypeAlias = "Mapping[str, PriceLike]"
+PricesLike: TypeAlias = "Mapping[str, Price | Mapping[str, Any]]"
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
