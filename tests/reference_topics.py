@@ -69,7 +69,7 @@ TOPICS: Final = {
         "contracts.md",
         {
             "killick": "Contract! read_contract Approval!",
-            "killick.rules": "allow deny arguments paths budget once total after context check Bound! Reject! Ask! "
+            "killick.rules": "allow deny arguments paths budget once total after context check Reject! Ask! "
             "Rule rule_of",
         },
     ),
@@ -113,7 +113,7 @@ FRAMEWORKS: Final = {
     "langgraph": ("langgraph.md", "KillickSaver!~ Gate!~ Waiting Stopped ToolFailed"),
     "langgraph.middleware": ("langgraph.md", "KillickMiddleware!~"),
     "langchain_approvals": ("langgraph.md", "hitl_request answer"),
-    "openai_agents": ("openai-agents.md", "KillickRunner!~ KillickSession!~ KillickRunStates!~ attempt"),
+    "openai_agents": ("openai-agents.md", "KillickRunner!~ KillickSession!~ attempt"),
     "pydantic_ai": ("pydantic-ai.md", "KillickDurability!~ GatedToolset!~"),
     "mcp": ("mcp.md", "Server!~"),
     "mcp_server": ("mcp.md", "server"),
@@ -183,8 +183,7 @@ LIKE: Final = {
     "machine": "agent", "loop_sync": "loop", "open_async": "open", "webhook": "on", "Listed": "RunInfo",
     "triggers.every": "triggers.cron", "triggers.when": "triggers.cron", "triggers.on_event": "triggers.cron",
     "Window.plan": "Window.fit", "Window.render": "Window.fit", "Window.answering": "Window.answer",
-    "Host.ask": "Run.ask", "Host.ask_sync": "Run.ask", "Host.call_sync": "Host.call",
-    "Host.model": "Run.model", "Host.model_sync": "Run.model", "Run.stream": "Run.model", "Run.send": "Run.wait",
+    "Host.ask": "Run.ask", "Host.model": "Run.model", "Run.stream": "Run.model", "Run.send": "Run.wait",
     "Window.unpin": "Window.pin", "Window.page": "Window.pin", "Window.resident": "Window.pin",
 }  # fmt: skip
 """Entries that take parameters of another, which says what they mean."""

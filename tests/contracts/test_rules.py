@@ -78,7 +78,7 @@ def test_a_pattern_for_all_tools_does_not_mean_models_and_the_context() -> None:
 
 
 def test_arguments_keep_within_their_bounds() -> None:
-    rule = rules.arguments("pay", amount=rules.Bound(type="integer", min=1, max=5000), currency={"one_of": ["EUR"]})
+    rule = rules.arguments("pay", amount={"type": "integer", "min": 1, "max": 5000}, currency={"one_of": ["EUR"]})
     assert judged(rule, pay(amount=5000, currency="EUR")).ruling == "accept"
     told = judged(rule, pay(amount=5001, currency="EUR"))
     assert told.code == "argument_refused"

@@ -272,7 +272,7 @@ def test_who_reads_while_packs_are_rewritten_finds_everything(vault: Vault) -> N
     chance = random.Random(seed)
     kept = {b"%d" % number: chance.randbytes(1_000) for number in range(60)}
     root = publish(vault, kept, "kept")
-    refs = [ref for ref, _ in tree.objects(root, vault.load, set())]
+    refs = list(tree.objects(root, vault.load, set()))
     over, problems, reads = threading.Event(), list[str](), 0
 
     def reader() -> None:

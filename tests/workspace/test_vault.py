@@ -11,14 +11,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from killick.clock import ManualClock
 from killick.errors import SnapshotBroken, StoreClosed, StoreUnavailable
 from killick.workspace import tree
-from killick.workspace.vault import snapshot_writer
+from killick.workspace.vault import pack_writer, snapshot_writer
 from killick.workspace.vault.compression import compressed, decompressed
+from killick.workspace.vault.index import Index
 from killick.workspace.vault.vault import Reference, RestoreRecord, Swept, Vault
 from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
@@ -138,6 +140,35 @@ def test_a_writing_that_is_over_takes_nothing_more(vault: Vault) -> None:
     assert packs(vault) == []
 
 
+def test_everything_is_synced_before_it_is_published(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_writer, "_BUFFER_BYTES", 20_000)
+    vault._packs.pack_bytes_max = 50_000
+    written, unsynced = os.pwritev, dict[int, bool]()
+    sync = pack_writer._fdatasync
+
+    def pwritev(descriptor: int, chunks: list[bytes], start: int) -> int:
+        unsynced[os.fstat(descriptor).st_ino] = True
+        return written(descriptor, chunks, start)
+
+    def fdatasync(descriptor: int) -> None:
+        unsynced[os.fstat(descriptor).st_ino] = False
+        sync(descriptor)
+
+    publish_rows = Index.publish
+
+    def published(*arguments: Any, **options: Any) -> None:
+        assert len(unsynced) > 5
+        assert not any(unsynced.values())
+        publish_rows(*arguments, **options)
+        unsynced.clear()
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    monkeypatch.setattr(pack_writer, "_fdatasync", fdatasync)
+    monkeypatch.setattr(Index, "publish", published)
+    publish(vault, {b"%d" % number: os.urandom(4_000) for number in range(100)})
+    assert unsynced == {}
+
+
 # once each ----------------------------------------------------------------------------------------
 
 
@@ -159,23 +190,6 @@ def test_what_is_there_is_found_whichever_way_it_is_looked_for(vault: Vault, mon
         monkeypatch.setattr(snapshot_writer, "_KNOWN_MAX", known)
         assert publish(vault, files) == root
     assert packed_bytes(vault) == before
-
-
-def test_threads_that_add_the_same_store_it_once(vault: Vault) -> None:
-    contents = [os.urandom(3_000) for _ in range(200)]
-    with vault.writing() as one:
-        gate = threading.Barrier(4)
-
-        def work(_: int) -> list[bytes]:
-            gate.wait()
-            return [one.add(data) for data in contents]
-
-        with ThreadPoolExecutor(4) as threads:
-            ids = list(threads.map(work, range(4)))
-        assert ids[0] == ids[1] == ids[2] == ids[3]
-        one.publish(ids[0][0], "", 1)
-    assert packed_bytes(vault) == 200 * 3_000
-    assert [vault.load(ref) for ref in ids[0]] == contents
 
 
 def test_threads_with_writings_of_their_own_do_not_disturb_each_other(vault: Vault) -> None:

@@ -102,7 +102,7 @@ def _priced(prices: Prices) -> Decide:
         if intention.sort != "model":
             return None
         model = intention.model or intention.name.removeprefix("model:")
-        if prices.of(model, state.now_us) is not None:
+        if prices.of(model) is not None:
             return None
         table = f'[prices."{model}"]'
         return _over(f"{model} has no price, so its cost is unknown; add {table} to the contract")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from killick.contracts import declarations
-from killick.errors import ContractRefused, DurationRefused
+from killick.errors import ContractRefused
 from killick.model.ledger import Counts
 from killick.model.retry import Duration, seconds
 
@@ -69,26 +69,15 @@ class PolicyInput(msgspec.Struct, kw_only=True):
     """The same for the effects in `own` and in `past`, if different: 0 for an intention that began and was refused."""
 
 
-class Escalation(msgspec.Struct, frozen=True):
+class Escalation(NamedTuple):
     """The next approvers after a timeout, and their own timeout in seconds."""
 
     to: tuple[str, ...]
     timeout: float | None = None
 
-    if TYPE_CHECKING:
-
-        def __init__(self, to: str | Iterable[str], timeout: Duration | None = None) -> None: ...
-
-    def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "to", _names(self.to))
-        msgspec.structs.force_setattr(self, "timeout", _timeout(self.timeout))
-
     @property
-    def spec(self) -> dict[str, Any]:
-        return {"to": list(self.to)} | ({} if self.timeout is None else {"timeout": _shortest(self.timeout)})
-
-
-EscalationLike: TypeAlias = "Escalation | str | tuple[str | Sequence[str], Duration | None] | Mapping[str, Any]"
+    def spec(self) -> list[Any]:
+        return [list(self.to)] if self.timeout is None else [list(self.to), _shortest(self.timeout)]
 
 
 class Approval(msgspec.Struct, frozen=True):
@@ -117,7 +106,7 @@ class Approval(msgspec.Struct, frozen=True):
             to: str | Iterable[str] = (),
             need: int = 1,
             timeout: Duration | None = None,
-            escalate: Iterable[EscalationLike] = (),
+            escalate: Sequence[tuple[str | Sequence[str], Duration | None]] = (),
             prompt: str | None = None,
         ) -> None: ...
 
@@ -193,39 +182,15 @@ Decide: TypeAlias = Callable[[Intention, PolicyInput], "Finding | None"]
 
 
 def _escalations(value: object) -> tuple[Escalation, ...]:
-    """Parses one or several escalations: a name, names with a timeout, or a table."""
-    one = _escalation(value)
-    if one is not None:
-        return (one,)
+    """Parses pairs of names and their timeout, which may be missing."""
     found: list[Escalation] = []
     several = declarations.items(value)
     for each in [value] if several is None else several:
-        escalation = _escalation(each)
-        if escalation is None:
-            raise ContractRefused("Approval", f"escalate={each!r}; give a name and a time, as in ('directors', '48h')")
-        found.append(escalation)
+        pair = declarations.items(each) or []
+        if len(pair) not in (1, 2):
+            raise ContractRefused("Approval", f"escalate={each!r}; give names and a time, as in ('directors', '48h')")
+        found.append(Escalation(_names(pair[0]), *map(_timeout, pair[1:])))
     return tuple(found)
-
-
-def _escalation(value: object) -> Escalation | None:
-    if isinstance(value, Escalation):
-        return value
-    if isinstance(value, str):
-        return Escalation(value)
-    table = declarations.table(value)
-    if table is not None:
-        return Escalation(**table) if {"to"} <= table.keys() <= {"to", "timeout"} else None
-    pair = declarations.items(value) or []
-    # Two names are two escalations; a name with a timeout is one.
-    return Escalation(pair[0], pair[1]) if len(pair) == 2 and _is_duration(pair[1]) else None
-
-
-def _is_duration(value: Any) -> bool:
-    try:
-        _timeout(value)
-    except DurationRefused:
-        return False
-    return True
 
 
 def _timeout(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""Model prices by date, which a contract may override.
+"""Model prices, which a contract may override.
 
 Prices are integer micro-dollars for a million tokens, so that no fractions occur. Surcharges for very long prompts,
 cache writes or batches are not in the table: a contract overrides the price there. A model outside the table has no
@@ -7,8 +7,7 @@ price, because a guess would miscount money.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any, Final, TypeAlias
@@ -23,18 +22,15 @@ from killick.model.events import Usage
 MICROS: Final = 1_000_000
 _MODELS_MAX: Final = 1024
 
-PriceLike: TypeAlias = "Price | Mapping[str, Any]"
-PricesLike: TypeAlias = "Mapping[str, PriceLike | Sequence[PriceLike]]"
+PricesLike: TypeAlias = "Mapping[str, Price | Mapping[str, Any]]"
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of a million tokens, in millionths of a US dollar, from a date on."""
+    """The price of a million tokens, in millionths of a US dollar."""
 
     input: int
     output: int
     cached: int
-    since: str = ""
-    """The first date; empty: always."""
 
     def cost(self, usage: Usage) -> int:
         """Returns the cost in millionths of a US dollar, rounded up."""
@@ -45,11 +41,10 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def spec(self) -> dict[str, Any]:
         """Returns the price as users write it, in US dollars."""
-        kept: dict[str, Any] = {
+        return {
             name: plain_number(decimal_of(Fraction(getattr(self, name), MICROS)))
             for name in ("input", "output", "cached")
         }
-        return kept | ({"since": self.since} if self.since else {})
 
 
 class Prices:
@@ -58,64 +53,35 @@ class Prices:
     __slots__ = ("_found", "own")
 
     def __init__(self, own: PricesLike | None = None) -> None:
-        self.own: dict[str, tuple[Price, ...]] = {
-            str(pattern): _dated(str(pattern), value) for pattern, value in (own or {}).items()
-        }
-        self._found: dict[str, tuple[Price, ...]] = {}
+        self.own = {str(pattern): _price(str(pattern), value) for pattern, value in (own or {}).items()}
+        self._found: dict[str, Price | None] = {}
 
-    def of(self, model: str | None, at_us: int) -> Price | None:
-        """Returns the price of a model at a time, if known."""
-        prices = self._all(model) if model else ()
-        day = _day(at_us) if any(price.since for price in prices) else ""
-        return next((price for price in prices if price.since <= day), None)
+    def of(self, model: str | None) -> Price | None:
+        """Returns the price of a model, if known."""
+        if not model:
+            return None
+        if model not in self._found:
+            if len(self._found) >= _MODELS_MAX:
+                self._found.clear()
+            self._found[model] = self._find(model)
+        return self._found[model]
 
-    def latest(self, model: str) -> Price | None:
-        """Returns the latest known price of a model."""
-        return next(iter(self._all(model)), None)
-
-    def cost(self, usage: Usage, at_us: int) -> int | None:
+    def cost(self, usage: Usage) -> int | None:
         """Returns the cost of a call in millionths of a US dollar; None for a model without a price."""
-        price = self.of(usage.model, at_us)
+        price = self.of(usage.model)
         return None if price is None else price.cost(usage)
 
     @property
     def spec(self) -> dict[str, Any]:
         """Returns the contract's own prices as plain data."""
-        return {
-            pattern: prices[0].spec if len(prices) == 1 else [price.spec for price in prices]
-            for pattern, prices in sorted(self.own.items())
-        }
+        return {pattern: price.spec for pattern, price in sorted(self.own.items())}
 
-    def _all(self, model: str) -> tuple[Price, ...]:
-        prices = self._found.get(model)
-        if prices is None:
-            prices = self._find(model)
-            if len(self._found) < _MODELS_MAX:
-                self._found[model] = prices
-        return prices
-
-    def _find(self, model: str) -> tuple[Price, ...]:
+    def _find(self, model: str) -> Price | None:
         for table in (self.own, KNOWN):
             patterns = [pattern for pattern in table if pattern == model or fnmatchcase(model, pattern)]
             if patterns:
                 return table[max(patterns, key=lambda pattern: (pattern == model, len(pattern)))]
-        return ()
-
-
-def _day(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us // MICROS, UTC).date().isoformat()
-
-
-def _dated(pattern: str, value: object) -> tuple[Price, ...]:
-    """Returns the prices under one pattern, the latest first."""
-    prices = sorted(
-        (_price(pattern, each) for each in declarations.items(value) or [value]),
-        key=lambda price: price.since,
-        reverse=True,
-    )
-    if not prices or len({price.since for price in prices}) < len(prices):
-        raise ContractRefused(f"prices of {pattern}", "two prices start on the same date; give each its own since=")
-    return tuple(prices)
+        return None
 
 
 def _price(pattern: str, value: object) -> Price:
@@ -123,25 +89,23 @@ def _price(pattern: str, value: object) -> Price:
         return value
     where = f"prices of {pattern}"
     table = declarations.table(value) or {}
-    if not {"input", "output"} <= table.keys() <= {"input", "output", "cached", "since"}:
-        raise ContractRefused(where, "give input and output, in USD per million tokens; cached, since are optional")
+    if not {"input", "output"} <= table.keys() <= {"input", "output", "cached"}:
+        raise ContractRefused(where, "give input and output, in USD per million tokens; cached is optional")
     table.setdefault("cached", table["input"])
-    since = table.pop("since", "")
     try:
-        day = since.isoformat() if isinstance(since, date) else since and date.fromisoformat(since).isoformat()
         micros = {name: int(Fraction(number_of(dollars)) * MICROS) for name, dollars in table.items()}
-    except (ContractRefused, TypeError, ValueError) as error:
-        raise ContractRefused(where, f"{error}; give US dollars, and since as a date such as 2026-01-31") from None
-    if min(micros.values()) < 0 or len(str(day)) > 10:
-        raise ContractRefused(where, "give US dollars from 0, and since as a date such as 2026-01-31")
-    return Price(**micros, since=str(day))
+    except ContractRefused as error:
+        raise ContractRefused(where, f"{error}; give US dollars") from None
+    if min(micros.values()) < 0:
+        raise ContractRefused(where, "give US dollars from 0")
+    return Price(**micros)
 
 
-def _table(rows: Iterable[tuple[str, float, float, float]]) -> dict[str, tuple[Price, ...]]:
+def _table(rows: Iterable[tuple[str, float, float, float]]) -> dict[str, Price]:
     """A name matches itself and its dated versions, but no other model with a longer name."""
-    found: dict[str, tuple[Price, ...]] = {}
+    found: dict[str, Price] = {}
     for model, dollars_in, dollars_out, dollars_cached in rows:
-        price = _dated(model, {"input": dollars_in, "output": dollars_out, "cached": dollars_cached})
+        price = _price(model, {"input": dollars_in, "output": dollars_out, "cached": dollars_cached})
         found |= dict.fromkeys((model, f"{model}-20*", f"{model}-latest"), price)
     return found
 

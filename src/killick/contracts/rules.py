@@ -21,14 +21,13 @@ import msgspec
 from killick.contracts import declarations
 from killick.contracts.facts import Approval, Asking, Intention, PolicyInput, approval_of
 from killick.contracts.lookalikes import path_refused, root_of
-from killick.contracts.schema import Bound, BoundLike, Number, bounds_of, number_of, plain_number
+from killick.contracts.schema import Number, bounds_of, number_of, plain_number
 from killick.contracts.schema_check import steps_of
 from killick.errors import ContractRefused, DurationRefused
 from killick.model.retry import Duration, seconds
 
 __all__ = [
     "Ask",
-    "Bound",
     "Reject",
     "Rule",
     "after",
@@ -155,14 +154,14 @@ def deny(*tools: str, **options: Unpack[RuleOptions]) -> Rule:
 
 def arguments(
     tools: Tools,
-    bounds: Mapping[str, BoundLike] | None = None,
+    bounds: Mapping[str, Mapping[str, Any]] | None = None,
     /,
     *,
     name: str = "",
     ask: Asking | None = None,
     code: str | None = None,
     message: str | None = None,
-    **more: BoundLike,
+    **more: Mapping[str, Any],
 ) -> Rule:
     """Bounds the arguments of tools.
 
@@ -249,7 +248,7 @@ def after(tools: Tools, /, *needed: str, **options: Unpack[RuleOptions]) -> Rule
 
 def context(
     tools: Tools,
-    conditions: Mapping[str, BoundLike] | None = None,
+    conditions: Mapping[str, Mapping[str, Any]] | None = None,
     /,
     *,
     latest: bool = False,
@@ -257,7 +256,7 @@ def context(
     ask: Asking | None = None,
     code: str | None = None,
     message: str | None = None,
-    **more: BoundLike,
+    **more: Mapping[str, Any],
 ) -> Rule:
     """Allows tools only if entries of the context fit.
 
@@ -313,8 +312,6 @@ def _parsed(kind: Kind, spec: Mapping[str, Any]) -> Rule:
     tools = _patterns("tools", spec["tools"]) if "tools" in spec else ()
     terms, function = spec[kind], None
     if kind in ("allow", "deny", "once"):
-        if tools and terms is True:
-            terms, tools = tools, ()
         if tools:
             raise ContractRefused("rule", f"{kind} names its tools itself; leave tools out")
         terms = list(_patterns(kind, terms))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Context, Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -16,7 +15,6 @@ from killick.contracts.regex import compiled
 from killick.errors import ContractRefused
 
 Number: TypeAlias = int | float | Decimal
-BoundLike: TypeAlias = "Bound | Mapping[str, Any]"
 
 TYPES: Final[dict[str, tuple[type, ...]]] = {
     "string": (str,),
@@ -62,25 +60,6 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     optional: bool = False
     """Whether it may be absent or null."""
 
-    if TYPE_CHECKING:
-        # The accepted types are wider than the stored ones.
-        def __init__(
-            self,
-            *,
-            type: str | Sequence[str] = (),  # noqa: A002
-            min: Number | str | None = None,  # noqa: A002
-            max: Number | str | None = None,  # noqa: A002
-            length: int | Sequence[int | None] | None = None,
-            matches: str | None = None,
-            excludes: str | None = None,
-            one_of: Sequence[Any] | None = None,
-            none_of: Sequence[Any] | None = None,
-            each: BoundLike | None = None,
-            fields: Mapping[str, BoundLike] | None = None,
-            others: bool = False,
-            optional: bool = False,
-        ) -> None: ...
-
     def __post_init__(self) -> None:
         normalized: dict[str, Any] = {
             "type": _types(self.type),
@@ -125,9 +104,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bound_of(value: object) -> Bound:
-    """Parses a bound: a single one, or a table."""
-    if isinstance(value, Bound):
-        return value
+    """Parses the table of a bound."""
     table = declarations.table(value)
     if table is None:
         raise ContractRefused("bound", f"{value!r}; give a table such as {{max = 1000}}")
@@ -176,12 +153,8 @@ def _limit(name: str, value: object) -> int | float | str | None:
         raise ContractRefused("bound", f"{name}: {refused.reason}") from None
 
 
-_SYNONYMS: Final = {"int": "integer", "float": "number", "decimal": "number", "str": "string", "text": "string",
-                    "bool": "boolean", "list": "array", "dict": "object", "none": "null"}  # fmt: skip
-
-
 def _types(value: object) -> tuple[str, ...]:
-    types = [_SYNONYMS.get(name, name) for name in declarations.texts(value)]
+    types = declarations.texts(value)
     unknown = [name for name in types if name not in TYPES]
     if unknown or (value and not types):
         raise ContractRefused("bound", f"type={value!r} is not known; give one of {', '.join(TYPES)}")

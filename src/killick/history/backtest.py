@@ -316,11 +316,11 @@ class _Backtester:
 
     def _cost(self, contract: Contract, event: e.AttemptEnded, usage: e.Usage, fold: Fold) -> int:
         """Returns a model call's cost by a contract's prices: for the reported model, or the requested one."""
-        cost = contract.prices.cost(usage, event.at)
+        cost = contract.prices.cost(usage)
         step = fold.step(event.step)
         if cost is None and step is not None:
             asked: Mapping[str, Any] = self.data(step.intended).get("arguments") or {}
-            cost = contract.prices.cost(replace(usage, model=str(asked.get("model") or "")), event.at)
+            cost = contract.prices.cost(replace(usage, model=str(asked.get("model") or "")))
         return usage.cost_micros if cost is None else cost
 
     def _seen_in(self, fold: Fold) -> int:

@@ -434,7 +434,7 @@ class _ReportBuilder:
         spent = without = 0
         unpriced, sent_before = set[str](), dict[str, int]()
         for line in self.lines:
-            price, usage = prices.of(line.model, line.step.at), line.usage
+            price, usage = prices.of(line.model), line.usage
             if price is None and not usage.cost_micros:
                 unpriced.add(line.model)
                 continue

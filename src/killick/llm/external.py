@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from killick.definitions.markers import InnerSteps, ToolStep
 from killick.definitions.policy import Duration
@@ -33,6 +33,7 @@ from killick.errors import KillickError
 from killick.log.writer import Entry
 from killick.model import events as e
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 HOSTED: Final = "hosted"
@@ -55,20 +56,42 @@ def attempt() -> ToolStep | None:
     return ToolStep.here()
 
 
+def _blocking(method: Callable[Concatenate[Host, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Host, P], T]:
+    """Returns a method's form for blocking code, in any thread but the host's own."""
+
+    @functools.wraps(method)
+    def blocking(self: Host, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            caller: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            caller = None
+        if caller is self.loop:
+            raise KillickError(f"{self.run}: a blocking call would block the host itself; await host.call instead")
+        work: Future[T] = asyncio.run_coroutine_threadsafe(method(self, *args, **kwargs), self.loop)
+        try:
+            return work.result()
+        except BaseException:
+            work.cancel()
+            raise
+
+    return blocking
+
+
 class Host:
     """Records the calls of code that Killick did not start, from any task or thread, each once by its key.
 
     run  the id of the run
 
     A call with a recorded key returns the recorded outcome. Without a key, the nth call of the same name with the same
-    arguments is the same call.
+    arguments is the same call. `call_sync`, `model_sync` and `ask_sync` are the same for blocking code, in any thread
+    but the host's own.
     """
 
     def __init__(
         self, run: str, loop: asyncio.AbstractEventLoop, reach: Callable[[], Awaitable[ExternalBranches]]
     ) -> None:
         self.run = run
-        self._loop = loop
+        self.loop = loop
         self.reach = reach
         self._nth: Counter[str] = Counter()
         self._mutex = threading.Lock()
@@ -101,27 +124,10 @@ class Host:
         intent = self._tool(tool, arguments, fn, bubbles)
         return await self._awaited(partial(self._performed, intent, key))
 
-    def call_sync(
-        self,
-        tool: AnyTool,
-        arguments: Mapping[str, Any],
-        *,
-        key: str | None = None,
-        fn: Callable[..., Any] | None = None,
-        bubbles: tuple[type[BaseException], ...] = (),
-    ) -> Any:
-        """The same as `call`, for blocking code, in any thread but the host's own."""
-        intent = self._tool(tool, arguments, fn, bubbles)
-        return self._blocking(partial(self._performed, intent, key))
-
     async def model(self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
         """Calls a model: recorded verbatim, with usage and reasoning, and never called again under the same key. Raises
         StepFailed."""
         return await self._awaited(partial(self._performed, self._model(fn, args, kwargs), key))
-
-    def model_sync(self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
-        """The same as `model`, for blocking code."""
-        return self._blocking(partial(self._performed, self._model(fn, args, kwargs), key))
 
     async def ask(
         self,
@@ -140,21 +146,7 @@ class Host:
         )
         return await self._awaited(partial(_answered, asked, key))
 
-    def ask_sync(
-        self,
-        prompt: str,
-        *,
-        key: str,
-        to: str | Sequence[str] = (),
-        options: Sequence[Any] | None = None,
-        timeout: Duration | None = None,
-        default: Any = questions.MISSING,
-    ) -> Answer:
-        """The same as `ask`, for blocking code."""
-        asked = partial(
-            questions.ask, prompt=prompt, to=to, timeout=timeout, default=default, options=options, returns=Any
-        )
-        return self._blocking(partial(_answered, asked, key))
+    call_sync, model_sync, ask_sync = _blocking(call), _blocking(model), _blocking(ask)
 
     # inside -----------------------------------------------------------------------------------
 
@@ -185,8 +177,8 @@ class Host:
         try:
             caller = asyncio.get_running_loop()
         except RuntimeError:
-            caller = self._loop
-        if not intent.is_async or caller is self._loop:
+            caller = self.loop
+        if not intent.is_async or caller is self.loop:
             intent.fn = fn
             return
 
@@ -216,23 +208,9 @@ class Host:
                 return await do(hosted)
 
     async def _awaited(self, do: Callable[[ExternalBranches], Coroutine[Any, Any, T]]) -> T:
-        if asyncio.get_running_loop() is self._loop:
+        if asyncio.get_running_loop() is self.loop:
             return await self._reached(do)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._reached(do), self._loop))
-
-    def _blocking(self, do: Callable[[ExternalBranches], Coroutine[Any, Any, T]]) -> T:
-        try:
-            caller: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            caller = None
-        if caller is self._loop:
-            raise KillickError(f"{self.run}: a blocking call would block the host itself; await host.call instead")
-        work: Future[T] = asyncio.run_coroutine_threadsafe(self._reached(do), self._loop)
-        try:
-            return work.result()
-        except BaseException:
-            work.cancel()
-            raise
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._reached(do), self.loop))
 
 
 def _inner(run: str) -> InnerSteps | None:

@@ -57,8 +57,8 @@ class Messages(Wire):
         usage = summed([reply.get("usage") for reply in replies])
         return {**last, "id": replies[0].get("id"), "content": content, "stop_reason": reason, "usage": usage}
 
-    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> MessageSplice:
-        return MessageSplice(held, own)
+    def splice(self) -> MessageSplice:
+        return MessageSplice()
 
     def error(self, kind: str, message: str) -> dict[str, Any]:
         return {"type": "error", "error": {"type": kind, "message": message}}
@@ -74,14 +74,13 @@ def _reason(given: Any, calls: bool) -> Any:
 class MessageSplice(Splice):
     """Merges the events of several messages into one: one start, consecutive block numbers, one stop."""
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, own: Collection[str] = ()) -> None:
+        super().begin(own)
         self._whole: dict[str, Any] | None = None
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, list[str]] = {}
         self._grown: dict[tuple[int, str], list[str]] = {}
         self._places: dict[int, int | None] = {}
-        self._kept: dict[int, list[dict[str, Any]]] = {}
         self._delta: dict[str, Any] | None = None
         self._stops = False
 
@@ -124,17 +123,15 @@ class MessageSplice(Splice):
         self._join(index, event)
         if event["type"] == "content_block_start":
             block = self._blocks[index]
-            is_held = block.get("type") == "tool_use" and block.get("name") in self._names
-            # Blocks after a held-back one wait too, to keep the model's order.
-            if is_held or None in self._places.values():
+            is_call = block.get("type") == "tool_use"
+            if is_call and block.get("name") in self._own:
                 self._places[index], self._changed = None, True
             else:
                 self._places[index] = self._out
-                self._sent_calls |= block.get("type") == "tool_use"
+                self._sent_calls |= is_call
                 self._out += 1
         place = self._places.get(index, index)
         if place is None:
-            self._kept.setdefault(index, []).append(event)
             return b""
         return frame.raw if place == index else framed({**event, "index": place}, str(event["type"]))
 
@@ -177,17 +174,6 @@ class MessageSplice(Splice):
     @property
     def is_whole(self) -> bool:
         return self._stops
-
-    def release(self, own: Collection[str]) -> bytes:
-        out = b""
-        for index, events in self._kept.items():
-            block = self._blocks[index]
-            is_call = block.get("type") == "tool_use"
-            if not is_call or (block.get("id") not in own and block.get("name") not in self._own):
-                out += b"".join(framed({**event, "index": self._out}, str(event["type"])) for event in events)
-                self._out += 1
-                self._sent_calls |= is_call
-        return out
 
     def over(self) -> None:
         self._usages.append(self._whole.get("usage") if self._whole else None)

@@ -235,7 +235,7 @@ class Conversation:
     ) -> None:  # fmt: skip
         """Records a call's outcome; with a tip it is the client's reply, and the conversation's new position."""
         now = self.client.runtime.clock.now_us()
-        ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="returned", usage=_priced(reply, now))
+        ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="returned", usage=_priced(reply))
         values: dict[str, Any] = {"output": dict(reply)}
         if reasoning := reasoning_of(reply):
             values["reasoning"] = reasoning
@@ -281,7 +281,7 @@ def _is_assistant(message: Any) -> bool:
     return is_map(message) and message.get("role") == "assistant"
 
 
-def _priced(reply: Mapping[str, Any], now: int) -> e.Usage | None:
+def _priced(reply: Mapping[str, Any]) -> e.Usage | None:
     usage = usage_of(reply)
-    cost = None if usage is None else _PRICES.cost(usage, now)
+    cost = None if usage is None else _PRICES.cost(usage)
     return usage if usage is None or not cost else msgspec.structs.replace(usage, cost_micros=cost)

@@ -14,7 +14,7 @@ import msgspec
 
 from killick.model.events import to_text
 from killick.proxy.wire import is_list, is_map, maps, text_in
-from killick.window.messages import arguments_of
+from killick.window.messages import arguments_of, unmarked
 
 LOOKS_MAX: Final = 32
 """How many positions of a history are looked up, from its end, before it counts as unknown."""
@@ -23,7 +23,6 @@ ROOT_TAG: Final = "killick:root:"
 TIP_TAG: Final = "killick:tip:"
 """Tags of a run: its conversation's start, and its position."""
 
-_MARKS: Final = frozenset({"cache_control"})
 _encode: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -51,7 +50,7 @@ def digests_of(messages: Sequence[Any], shape: str, credentials_digest: bytes = 
             places.append((chain, said))
             chain, index = sha256(chain + said).digest(), end
             continue
-        chain = sha256(chain + _written(messages[index])).digest()
+        chain = sha256(chain + _encode(unmarked(messages[index]))).digest()
         if root is None and is_map(messages[index]) and messages[index].get("role") == "user":
             root = _text(b"root", chain)
         index += 1
@@ -122,26 +121,6 @@ def _after_system(messages: Sequence[Any]) -> int:
     while index < len(messages) and is_map(messages[index]) and messages[index].get("role") in ("system", "developer"):
         index += 1
     return index
-
-
-def _written(message: Any) -> bytes:
-    """Returns a message for comparison; most need no change."""
-    said = _encode(message)
-    content = message.get("content") if is_map(message) else None
-    if b"null" in said or b"cache_control" in said or (is_list(content) and len(content) == 1):
-        return _encode(_plain(message))
-    return said
-
-
-def _plain(thing: Any) -> Any:
-    """Returns a message without cache markers, empty fields, and single-block wrapping."""
-    if is_map(thing):
-        kept = {name: _plain(value) for name, value in thing.items() if value is not None and name not in _MARKS}
-        content = kept.get("content")
-        if is_list(content) and len(content) == 1 and is_map(content[0]) and content[0].keys() == {"type", "text"}:
-            kept["content"] = content[0]["text"]
-        return kept
-    return [_plain(each) for each in thing] if is_list(thing) else thing
 
 
 def _text(*parts: bytes) -> str:

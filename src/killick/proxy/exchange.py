@@ -81,8 +81,7 @@ class OutgoingRequest(msgspec.Struct):
     body: bytes | None = None
     decisions: Sequence[Decision] = ()
     own: frozenset[str] = frozenset()
-    """The window's own tools."""
-    stubs: frozenset[str] = frozenset()
+    """The tools whose calls the window answers: its own, and stubs."""
     note: str = ""
 
 
@@ -159,10 +158,9 @@ class ProxyRequest:
                 window.apply(decisions)
                 sent = window.render(history, asked.tools, system=asked.system)
             body = self._wire.body(asked, sent.messages, sent.tools)
-            given = {_tool_name(tool): tool for tool in asked.tools}
-            own = {_tool_name(tool) for tool in sent.tools} - given.keys()
-            stubs = {name for name in given if window.is_stub(name)}
-            return OutgoingRequest(body, msgspec.json.encode(body), decisions, frozenset(own), frozenset(stubs))
+            given = {_tool_name(tool) for tool in asked.tools}
+            own = {name for tool in sent.tools if (name := _tool_name(tool)) not in given or window.is_stub(name)}
+            return OutgoingRequest(body, msgspec.json.encode(body), decisions, frozenset(own))
         except Exception as error:
             logger.warning(
                 "%s: is not paged: %s", conversation.run, error, exc_info=not isinstance(error, KillickError)
@@ -247,9 +245,9 @@ class ProxyRequest:
     async def _streamed(self, step: str, sending: OutgoingRequest, response: httpx.Response) -> bool:
         caller = self._caller
         if self._splice is None:
-            self._splice = self._wire.splice(sending.stubs, sending.own)
+            self._splice = self._wire.splice()
         splice, frames = self._splice, Frames()
-        splice.begin()
+        splice.begin(sending.own)
         if not caller.started:
             await caller.start(response.status_code, answering(response.headers.raw, whole=True))
         try:
@@ -264,13 +262,13 @@ class ProxyRequest:
         if reply is None or not splice.is_whole:
             message = f"{_CUT}: {_line(splice.error)}" if splice.error else _CUT
             self._fail(step, Failure.of("killick.proxy", message))
-            await caller.write(splice.release(()) + splice.finish())
+            await caller.write(splice.finish())
             await caller.end()
             return False
         if await self._ended(step, sending, reply):
             splice.over()
             return True
-        await caller.write(splice.release(self._own()) + splice.finish())
+        await caller.write(splice.finish())
         await caller.end()
         return False
 
@@ -305,11 +303,11 @@ class ProxyRequest:
     def _judged(self, sending: OutgoingRequest, reply: dict[str, Any]) -> Round:
         """Returns a reply's calls that the window answers, and its answers."""
         calls, window = self._wire.calls(reply), self._conversation.window
-        asked = [call for call in calls if call.name in sending.own or call.name in sending.stubs]
+        asked = [call for call in calls if call.name in sending.own]
         if window is None or not asked:
             return Round(reply, [], set(), False, [])
         if self._wire.ends_early(reply):
-            return Round(reply, [], {call.id for call in asked if call.name in sending.own}, False, [])
+            return Round(reply, [], {call.id for call in asked}, False, [])
         answered: list[ToolAnswer] = []
         decisions: list[Decision] = []
         for call in asked:
@@ -321,8 +319,8 @@ class ProxyRequest:
                     for each in answer.decisions
                 ]
                 answered.append(ToolAnswer(call.id, answer.text, answer.failed))
-            elif call.name in sending.own:
-                answered.append(ToolAnswer(call.id, "no content has that handle; continue without it", True))
+            else:
+                answered.append(ToolAnswer(call.id, "this cannot be answered; continue without it", True))
         own = {each.id for each in answered}
         again = len(own) == len(calls) and len(self._rounds) + 1 < ROUNDS_MAX
         if len(own) == len(calls) and not again:

@@ -52,8 +52,8 @@ class Chat(Wire):
         more: dict[str, Any] = {"usage": usage} if usage else {}
         return {**replies[-1], **first, "choices": [choice], **more}
 
-    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> ChatSplice:
-        return ChatSplice(held, own)
+    def splice(self) -> ChatSplice:
+        return ChatSplice()
 
     def broken(self, error: Mapping[str, Any]) -> bytes:
         return framed(error)
@@ -69,12 +69,12 @@ def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
 class ChatSplice(Splice):
     """Merges the chunks of several replies into one: one id, consecutive call numbers, one finish."""
 
-    def __init__(self, held: Collection[str], own: Collection[str]) -> None:
-        super().__init__(held, own)
+    def __init__(self) -> None:
+        super().__init__()
         self._first: dict[str, Any] = {}
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, own: Collection[str] = ()) -> None:
+        super().begin(own)
         self._chunks: list[dict[str, Any]] = []
         self._places: dict[int, int | None] = {}
         self._finish: dict[str, Any] | None = None
@@ -138,14 +138,13 @@ class ChatSplice(Splice):
         return framed({**chunk, **self._first, "choices": [{**choices[0], "delta": shown}]})
 
     def _placed(self, call: dict[str, Any]) -> dict[str, Any] | None:
-        """Renumbers a part of a call for the client; None: held back."""
+        """Renumbers a part of a call for the client; None: it is not for the client."""
         index = call.get("index")
         index = index if isinstance(index, int) else len(self._places)
         if index not in self._places:
             function = call.get("function")
             name = function.get("name") if is_map(function) else None
-            # Calls after a held-back one wait too, to keep the model's order.
-            if name in self._names or None in self._places.values():
+            if name in self._own:
                 self._places[index] = None
             else:
                 self._places[index] = self._out
@@ -173,26 +172,6 @@ class ChatSplice(Splice):
             rest = {name: value for name, value in choice.items() if name not in ("delta", "finish_reason")}
             choices.append({**rest, "message": message, "finish_reason": choice.get("finish_reason")})
         return {**whole, "object": "chat.completion", "choices": choices}
-
-    def release(self, own: Collection[str]) -> bytes:
-        """Releases a held-back call in one chunk."""
-        whole = self.reply() if None in self._places.values() else None
-        if whole is None:
-            return b""
-        released: list[dict[str, Any]] = []
-        calls = maps(_message(whole).get("tool_calls"))
-        for index, call in zip(sorted(self._places), calls, strict=False):
-            function = call.get("function")
-            name = function.get("name") if is_map(function) else None
-            if self._places[index] is None and call.get("id") not in own and name not in self._own:
-                released.append({"index": self._out, **call})
-                self._out += 1
-                self._sent_calls = True
-        if not released:
-            return b""
-        start = {**self._chunks[0], **self._first}
-        start.pop("usage", None)
-        return framed({**start, "choices": [{"index": 0, "delta": {"tool_calls": released}, "finish_reason": None}]})
 
     def _merged_end(self) -> bytes:
         usage = summed([*self._usages, self._usage])

@@ -27,7 +27,7 @@ class Responses(Wire):
     def said(self, reply: Mapping[str, Any]) -> list[Any]:
         return maps(reply.get("output"))
 
-    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> ResponseSplice:
+    def splice(self) -> ResponseSplice:
         return ResponseSplice()
 
     def broken(self, error: Mapping[str, Any]) -> bytes:
@@ -37,8 +37,8 @@ class Responses(Wire):
 class ResponseSplice(Splice):
     """The events of one response; the last one contains it whole. There is only one round."""
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, own: Collection[str] = ()) -> None:
+        super().begin(own)
         self._whole: dict[str, Any] | None = None
 
     def take(self, frame: Frame) -> bytes:

@@ -37,17 +37,12 @@ def listed(body: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
 
 
 class Splice(ABC):
-    """Merges one or more upstream streams into one client stream.
+    """Merges one or more upstream streams into one client stream. The end of each round is held back."""
 
-    Calls of `held` names are held back until their owner is known, and so is the end of each round; calls of `own`
-    names never reach the client.
-    """
-
-    def __init__(self, held: Collection[str] = (), own: Collection[str] = ()) -> None:
+    def __init__(self) -> None:
         self.error: Any = None
         """The provider's error in the middle of the stream, if any."""
-        self._names = frozenset(held) | frozenset(own)
-        self._own = frozenset(own)
+        self._own: Collection[str] = ()
         self._rounds = 0
         self._out = 0
         self._changed = False
@@ -55,8 +50,9 @@ class Splice(ABC):
         self._usages: list[Any] = []
         self._tail: list[bytes] = []
 
-    def begin(self) -> None:
-        """Starts a reply: the first, or a continuation."""
+    def begin(self, own: Collection[str] = ()) -> None:
+        """Starts a reply: the first, or a continuation. Calls of these names do not reach the client."""
+        self._own = own
         self._rounds += 1
         self._tail, self._sent_calls = [], False
 
@@ -67,10 +63,6 @@ class Splice(ABC):
     @abstractmethod
     def reply(self) -> dict[str, Any] | None:
         """Returns this round's complete reply, as without streaming; None if not understood."""
-
-    def release(self, own: Collection[str]) -> bytes:
-        """Releases held-back calls that are the client's."""
-        return b""
 
     @property
     @abstractmethod
@@ -125,7 +117,7 @@ class Wire(ABC):
         return replies[-1]
 
     @abstractmethod
-    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> Splice:
+    def splice(self) -> Splice:
         """Returns what merges the streams of one reply."""
 
     def error(self, kind: str, message: str) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _evicted(view: View, again: Sequence[Page]) -> list[Decision]:
     offered = list(_offered(view, is_kept, offsets))
     now = Situation(
         turn, view.budget, total, fixed + (offsets[history.turns[-1].start] if turn else 0), view.rates,
-        max(1.0, history.said_tokens / max(1, turn)), *view.decided.counts(), view.decided.widened(turn),
+        max(1.0, history.said_tokens / max(1, turn)), view.decided.widened(turn),
     )  # fmt: skip
     may_leave = {id(page) for page in offered}
     chosen = [page for page in view.policy.choose(offered, now) or () if id(page) in may_leave]

@@ -38,8 +38,6 @@ class Situation(msgspec.Struct, frozen=True):
     rates: Rates
     growth: float = 1_000.0
     """The history's growth in tokens a turn."""
-    faults: int = 0
-    evictions: int = 0
     widened: float = 1.0
     """How much larger the working set is because of faults; 1 without faults."""
 

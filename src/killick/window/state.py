@@ -151,10 +151,6 @@ class WindowState:
     def has_faulted(self, handle: str, since: int) -> bool:
         return any(turn >= since and page == handle for turn, page in reversed(self._faults))
 
-    def counts(self) -> tuple[int, int]:
-        """Returns the numbers of faults and evictions."""
-        return len(self._faults), sum(count for _, count in self._left)
-
     def widened(self, turn: int) -> float:
         """The thrash guard: how much larger the working set is because of faults."""
         faults = sum(at > turn - GUARD_TURNS for at, _ in self._faults)

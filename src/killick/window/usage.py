@@ -6,7 +6,8 @@ conversation share a prefix, so an unchanged prefix is not analysed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
@@ -101,21 +102,42 @@ class Schema(NamedTuple):
     saves: int
 
 
-class _Effect(NamedTuple):
-    """A part's effect on the sums, to be reverted when it is gone: whether it is a duplicate, how much it outdated, and
-    the reads of which it is the latest version."""
-
-    repeats: bool
-    outdates: int
-    of: tuple[str, ...]
-
-
 class _Entry(NamedTuple):
     said: Message
     pieces: tuple[Piece, ...]
-    effects: tuple[_Effect, ...]
     turn: int
     place: int
+
+
+class _Sums:
+    """The sums of a request's parts. A read is stale after a later read of the same with other content, or a write."""
+
+    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+        self.kinds = dict.fromkeys(KINDS, 0)
+        self.counts = dict.fromkeys(KINDS, 0)
+        self.saves = self.stale = self.duplicate = 0
+        self._digests: set[str] = set()
+        self._latest: dict[str, Piece] = {}
+        self._of_path: defaultdict[str | None, set[str]] = defaultdict(set)
+        for piece in pieces:
+            self.add(piece)
+
+    def add(self, piece: Piece) -> None:
+        self.kinds[piece.kind] += piece.tokens
+        self.counts[piece.kind] += 1
+        self.saves += piece.saves
+        if piece.digest:
+            self.duplicate += piece.tokens if piece.digest in self._digests else 0
+            self._digests.add(piece.digest)
+        latest = self._latest
+        if piece.writes:
+            self.stale += sum(latest.pop(read).tokens for read in self._of_path[piece.path] if read in latest)
+        elif piece.identity and piece.digest:
+            self._of_path[piece.path].add(piece.identity)
+            before = latest.setdefault(piece.identity, piece)
+            if before.digest != piece.digest:
+                self.stale += before.tokens
+                latest[piece.identity] = piece
 
 
 class UsageTracker:
@@ -128,14 +150,9 @@ class UsageTracker:
         self._tokens = tokens
         self._messages: list[Any] = []
         self._entries: list[_Entry] = []
-        self._kinds = dict.fromkeys(KINDS, 0)
-        self._counts = dict.fromkeys(KINDS, 0)
-        self._saves = self._stale = self._duplicate = 0
+        self._sums = _Sums()
         self._calls: dict[str, Call] = {}
         self._origins: dict[str, tuple[str, str, str, bool, str | None]] = {}
-        self._seen: dict[str, int] = {}
-        self._latest: dict[str, list[Piece | None]] = {}
-        self._of_path: dict[str, set[str]] = {}
         self._schemas: tuple[Any, tuple[Schema, ...]] = ((), ())
         self._system: tuple[Any, int] = (None, 0)
         self._shape: Shape | None = None
@@ -154,26 +171,27 @@ class UsageTracker:
         if not kept:
             self._turns.clear()
             self._own.clear()
-        while len(self._entries) > kept:
-            self._drop()
+        if kept < len(self._entries):
+            for entry in self._entries[kept:]:
+                for call in entry.said.calls:
+                    self._calls.pop(call.id, None)
+            del self._entries[kept:]
+            self._sums = _Sums(piece for entry in self._entries for piece in entry.pieces)
         for message in given[kept:]:
             self._take(message)
         self._messages = given
         schemas = self.schemas(tools)
         if self._system[0] is not system:
             self._system = (system, self._tokens(system if isinstance(system, str) else as_json(system)))
-        described = sum(each.tokens for each in schemas)
-        instructed = self._system[1] if system else 0
-        kinds, counts = dict(self._kinds), dict(self._counts)
-        kinds["schemas"] += described
+        sums, instructed = self._sums, self._system[1] if system else 0
+        kinds, counts = dict(sums.kinds), dict(sums.counts)
+        kinds["schemas"] += sum(each.tokens for each in schemas)
         counts["schemas"] += len(schemas)
         kinds["system"] += instructed
         counts["system"] += 1 if instructed else 0
         tokens = sum(kinds.values())
-        return RequestUsage(
-            messages=len(given), tokens=tokens, kinds=kinds, counts=counts, stale=self._stale,
-            without=tokens + self._saves + sum(each.saves for each in schemas), duplicate=self._duplicate,
-        )  # fmt: skip
+        without = tokens + sums.saves + sum(each.saves for each in schemas)
+        return RequestUsage(len(given), tokens, without, kinds, counts, sums.stale, sums.duplicate)
 
     def schemas(self, tools: Sequence[Any]) -> tuple[Schema, ...]:
         """Returns the tools of a request with their sizes; for a stub, its saving."""
@@ -221,58 +239,13 @@ class UsageTracker:
         self._origins |= {call.id: about(call, "") for call in said.calls}
         self.called.update(call.name for call in said.calls)
         pieces = tuple(self._read(message, said, place))
-        effects = tuple(self._added(piece) for piece in pieces)
         for piece in pieces:
             if piece.left and "-m" in piece.left:
                 # A folded range is one message here, so that later positions are unchanged.
                 place = int(piece.left.rpartition("-m")[2])
-        self._entries.append(_Entry(said, pieces, effects, turn, place))
-
-    def _drop(self) -> None:
-        entry = self._entries.pop()
-        for piece, effect in zip(reversed(entry.pieces), reversed(entry.effects), strict=True):
-            self._count(piece, -1)
-            self._stale -= effect.outdates
-            if piece.digest:
-                self._seen[piece.digest] -= 1
-            self._duplicate -= piece.tokens if effect.repeats else 0
-            for identity in effect.of:
-                self._latest[identity].pop()
-        for call in entry.said.calls:
-            self._calls.pop(call.id, None)
-
-    def _count(self, piece: Piece, times: int) -> None:
-        self._kinds[piece.kind] += times * piece.tokens
-        self._counts[piece.kind] += times
-        self._saves += times * piece.saves
-
-    def _added(self, piece: Piece) -> _Effect:
-        self._count(piece, 1)
-        repeats = bool(piece.digest) and self._seen.get(piece.digest, 0) > 0
-        if piece.digest:
-            self._seen[piece.digest] = self._seen.get(piece.digest, 0) + 1
-            self._duplicate += piece.tokens if repeats else 0
-        of = self._outdated_by(piece)
-        outdates = 0
-        for identity in of:
-            known = self._latest.setdefault(identity, [])
-            outdates += latest.tokens if known and (latest := known[-1]) is not None else 0
-            known.append(None if piece.writes else piece)
-        self._stale += outdates
-        return _Effect(repeats, outdates, of)
-
-    def _outdated_by(self, piece: Piece) -> tuple[str, ...]:
-        """Returns the reads that a part makes current: its own, if it is new; after a write, those of the path without
-        a later read."""
-        if piece.writes:
-            return tuple(sorted(self._of_path.get(piece.path or "", ())))
-        if not piece.identity or not piece.digest:
-            return ()
-        if piece.path is not None:
-            self._of_path.setdefault(piece.path, set()).add(piece.identity)
-        known = self._latest.get(piece.identity)
-        is_known = known and (latest := known[-1]) is not None and latest.digest == piece.digest
-        return () if is_known else (piece.identity,)
+        self._entries.append(_Entry(said, pieces, turn, place))
+        for piece in pieces:
+            self._sums.add(piece)
 
     def _read(self, message: Any, said: Message, place: int) -> Iterator[Piece]:
         """Returns a message's parts; its overhead counts as the last part, or as its role's."""

@@ -54,75 +54,29 @@ class Rules:
             if text is not None and (patterns := _patterns(text)).ordered:
                 own.insert(0, _Layer(path, is_git, patterns))
         first = len(self._above)
-        return Scope(path, (*layers[:first], *own, *layers[first:]) if own else layers, above)
+        return Scope(path, (*layers[:first], *own, *layers[first:]) if own else layers)
 
 
 class Scope:
-    """The rules of one folder. Cheap for a folder without own rules; immutable, so that threads may share it."""
+    """The rules of one folder: its own layers first, then those of its parents. Immutable, so that threads may share
+    it."""
 
-    __slots__ = ("_path", "_places", "_quick", "layers")
+    __slots__ = ("_path", "layers")
 
-    def __init__(self, path: bytes, layers: tuple[_Layer, ...], above: Scope | None) -> None:
+    def __init__(self, path: bytes, layers: tuple[_Layer, ...]) -> None:
         self.layers: Final = layers
         self._path: Final = path
-        if above is None or above.layers != layers:
-            candidates, names = layers, tuple(_names(which, layers) for which in _CASES)
-        else:
-            # A pattern that cannot match in a folder cannot match below it.
-            candidates, names = above._places, above._quick
-        self._places: Final[tuple[_Layer, ...]] = tuple(
-            layer for layer in candidates if layer.patterns.may_reach(self._prefix(layer))
-        )
-        self._quick: Final[tuple[_Quick, ...]] = (
-            names
-            if not candidates
-            else tuple(_Quick(quick.names, self._reaching(which)) for which, quick in zip(_CASES, names, strict=True))
-        )
 
     def ignores(self, name: bytes, *, is_folder: bool) -> bool:
         """Returns whether an entry of this folder is ignored. Callers do not descend into ignored folders."""
-        # Most names match nothing and most rules are not negated: one combined regex decides both.
-        ignored, kept = self._quick[2 * is_folder], self._quick[2 * is_folder + 1]
-        if not ignored.matches(name):
-            return False
-        if name != _GIT and not kept.matches(name):
-            return True
         for layer in self.layers:
             if layer.is_git and name == _GIT:
                 continue
-            decided = layer.patterns.decide(name, self._prefix(layer) + name, is_folder)
+            below = self._path[len(layer.folder) :].lstrip(b"/") if layer.folder else self._path
+            decided = layer.patterns.decide(name, below + b"/" + name if below else name, is_folder)
             if decided is not None:
                 return decided
         return False
-
-    def _prefix(self, layer: _Layer) -> bytes:
-        """Returns the prefix of this folder's names, relative to a layer's folder."""
-        below = self._path[len(layer.folder) :].lstrip(b"/") if layer.folder else self._path
-        return below + b"/" if below else b""
-
-    def _reaching(self, which: tuple[bool, bool]) -> tuple[tuple[bytes, Test], ...]:
-        found = [(self._prefix(layer), layer.patterns.placed[which]) for layer in self._places]
-        return tuple((before, test) for before, test in found if test is not None)
-
-
-class _Quick(NamedTuple):
-    """Tests whether any of many patterns matches, without saying which."""
-
-    names: tuple[frozenset[bytes], tuple[bytes, ...], Test | None]
-    places: tuple[tuple[bytes, Test], ...]
-
-    def matches(self, name: bytes) -> bool:
-        exact, ends, test = self.names
-        if name in exact or name.endswith(ends) or (test is not None and test(name)):
-            return True
-        for before, placed in self.places:  # noqa: SIM110 - any() would take twice as long
-            if placed(before + name):
-                return True
-        return False
-
-
-_CASES: Final = ((False, False), (False, True), (True, False), (True, True))
-"""Whether the entry is a folder, and whether negated patterns (`!x`) are tested."""
 
 
 class _Layer(NamedTuple):
@@ -134,16 +88,12 @@ class _Layer(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """One line. `lead` is its literal prefix; `regex` matches the whole name, or, for an anchored pattern, the whole
-    path from its file's folder."""
+    """One line. `regex` matches the whole name, or, for an anchored pattern, the whole path from its file's folder."""
 
     negated: bool
     folders_only: bool
     placed: bool
-    lead: bytes
     regex: bytes
-    exact: bytes | None = None
-    end: bytes | None = None
 
 
 class _Patterns:
@@ -151,35 +101,22 @@ class _Patterns:
 
     def __init__(self, found: Iterable[_Pattern]) -> None:
         self.ordered: Final = tuple(found)[::-1]
-        self._leads: Final = tuple(each.lead for each in self.ordered if each.placed)
-        self.placed: Final = {
-            which: _any([each.regex for each in self.chosen(*which) if each.placed]) for which in _CASES
-        }
-
-    def chosen(self, is_folder: bool, negated: bool) -> list[_Pattern]:
-        return [each for each in self.ordered if each.negated == negated and (is_folder or not each.folders_only)]
-
-    def may_reach(self, before: bytes) -> bool:
-        """Returns whether a path with this prefix can match an anchored pattern."""
-        return any(lead.startswith(before) or before.startswith(lead) for lead in self._leads)
+        # Most names match nothing: two regexes of all patterns decide that.
+        self._names: Final = _any([each.regex for each in self.ordered if not each.placed])
+        self._paths: Final = _any([each.regex for each in self.ordered if each.placed])
 
     def decide(self, name: bytes, path: bytes, is_folder: bool) -> bool | None:
         """Returns this file's decision; None if no pattern matches."""
+        if not self._names(name) and not self._paths(path):
+            return None
         for each in self.ordered:
             if (is_folder or not each.folders_only) and _compiled(each.regex)(path if each.placed else name):
                 return not each.negated
         return None
 
 
-def _names(which: tuple[bool, bool], layers: Sequence[_Layer]) -> _Quick:
-    patterns = [each for layer in layers for each in layer.patterns.chosen(*which) if not each.placed]
-    exact = frozenset(each.exact for each in patterns if each.exact is not None)
-    ends = tuple(dict.fromkeys(each.end for each in patterns if each.end is not None))
-    return _Quick((exact, ends, _any([each.regex for each in patterns if each.exact is None and each.end is None])), ())
-
-
-def _any(regexes: Sequence[bytes]) -> Test | None:
-    return _compiled(b"|".join(b"(?:" + regex + b")" for regex in regexes)) if regexes else None
+def _any(regexes: Sequence[bytes]) -> Test:
+    return _compiled(b"|".join(b"(?:" + regex + b")" for regex in regexes) or b"(?!)")
 
 
 @lru_cache(maxsize=_FILES_CACHED)
@@ -217,14 +154,9 @@ def _pattern(line: bytes) -> _Pattern | None:
     if not glob:
         return None
     special = _SPECIAL.search(glob)
-    if special is None:
-        return _Pattern(negated, folders_only, placed, glob, re.escape(glob), exact=glob)
-    lead, rest = glob[: special.start()], glob[special.start() :]
-    regex = _regex(rest)
-    if regex is None:
-        return None
-    end = glob[1:] if glob.startswith(b"*") and not _SPECIAL.search(glob, 1) else None
-    return _Pattern(negated, folders_only, placed, lead, re.escape(lead) + regex, end=end)
+    literal = len(glob) if special is None else special.start()
+    regex = _regex(glob[literal:])
+    return None if regex is None else _Pattern(negated, folders_only, placed, re.escape(glob[:literal]) + regex)
 
 
 # patterns as regular expressions ------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Reports folders with changes, from Linux's inotify. Reads no file and never guesses.
 
 The kernel queues a change before the changing call returns, so `changed` covers everything done before it was called.
-An uncertain answer is `None`: the queue overflowed, the workspace itself was moved or replaced, or a file system was
-mounted inside it. Then the caller must scan and add everything again.
+An uncertain answer is `None`: the queue overflowed, or the workspace itself was moved or replaced. Then the caller must
+scan and add everything again.
 
 A caller that follows three rules misses no change, even if files are moved, replaced or recreated meanwhile:
 
@@ -12,8 +12,8 @@ before it is listed, and so is everything below it. 3. `changed` reports a chang
 it all scans everything the next time.
 
 inotify does not see, so callers must check otherwise: writes through a shared mapping (visible once the file is closed
-and unmapped); writes through a hard link in an unwatched folder, and the creation of that link; changes below the file
-system, on another machine, in a lower overlay layer or on the disk itself.
+and unmapped); writes through a hard link in an unwatched folder, and the creation of that link; a file system that is
+mounted later; changes below the file system, on another machine, in a lower overlay layer or on the disk itself.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ import ctypes
 import errno
 import fcntl
 import os
-import re
-import select
 import struct
 import sys
 import termios
 import threading
 from functools import lru_cache
-from io import FileIO
 from typing import Any, Final
 
 _MODIFY: Final = 0x2
@@ -95,7 +92,6 @@ class Watch:
         self._tops: dict[bytes, _Identity] = {}
         self._unreported: set[bytes] = set()
         self._trusted: dict[int, bool] = {}
-        self._mounts = _Mounts()
 
     def add(self, path: bytes) -> bool:
         """Watches a folder by its absolute path. A folder watched under two paths is reported under both. False: it
@@ -151,7 +147,6 @@ class Watch:
     def close(self) -> None:
         with self._lock:
             self._clear()
-            self._mounts.close()
             if self._descriptor >= 0:
                 os.close(self._descriptor)
                 self._descriptor = -1
@@ -208,9 +203,8 @@ class Watch:
         return True
 
     def _is_intact(self) -> bool:
-        """Returns whether the topmost folders are still the added ones, without new mounts."""
-        is_same = all(_identity(path) == identity for path, identity in self._tops.items())
-        return is_same and self._mounts.stand(self._tops)
+        """Returns whether the topmost folders are still the added ones."""
+        return all(_identity(path) == identity for path, identity in self._tops.items())
 
     # watched folders ------------------------------------------------------------------------------
 
@@ -265,39 +259,6 @@ class Watch:
             known.clear()
 
 
-class _Mounts:
-    """The mounts below some folders. The kernel reports changes of the table."""
-
-    def __init__(self) -> None:
-        self._poll = select.poll()
-        try:
-            self._table: FileIO | None = FileIO("/proc/self/mountinfo")
-            self._poll.register(self._table, select.POLLPRI)
-        except OSError:
-            self._table = None
-        self._known = self._read()
-
-    def stand(self, tops: dict[bytes, _Identity]) -> bool:
-        if self._table is None or not self._poll.poll(0):
-            return True
-        before, self._known = self._known, self._read()
-        places = {place for place, _ in before ^ self._known}
-        return not any(place.startswith(top.rstrip(b"/") + b"/") for place in places for top in tops)
-
-    def _read(self) -> set[tuple[bytes, bytes]]:
-        """Returns each mount point and its line in the mount table."""
-        if self._table is None:
-            return set()
-        self._table.seek(0)
-        fields = [line.split(b" ", 5) for line in self._table.readall().splitlines()]
-        return {(_unescaped(each[4]), b" ".join(each[:4])) for each in fields if len(each) == 6}
-
-    def close(self) -> None:
-        if self._table is not None:
-            self._table.close()
-            self._table = None
-
-
 def is_trusted(path: bytes) -> bool:
     """Returns whether a folder is on a local file system, all of whose changes this kernel sees."""
     libc = _libc()
@@ -307,10 +268,6 @@ def is_trusted(path: bytes) -> bool:
     if libc.statfs(path, buffer) != 0:
         return False
     return (ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF) in _LOCAL
-
-
-def _unescaped(path: bytes) -> bytes:
-    return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), path)
 
 
 def _identity(path: bytes) -> _Identity | None:

@@ -214,35 +214,24 @@ def find(entry: Entry, path: bytes, load: Load) -> Entry | None:
     return found
 
 
-def objects(ref: Id, load: Load, seen: set[Id]) -> Iterator[tuple[Id, bool]]:
-    """Yields every object of a snapshot that was not seen before, and whether it is content.
-
-    `seen` distinguishes content from folders: a file may contain the same bytes as a folder's listing.
-    """
+def objects(ref: Id, load: Load, seen: set[Id]) -> Iterator[Id]:
+    """Yields the objects of a snapshot, except folders seen before and what is below them. Content may come again."""
     waiting: list[Id] = [ref]
     while waiting:
         current = waiting.pop()
         if current in seen:
             continue
         seen.add(current)
-        yield current, False
+        yield current
         found = _loaded(current, load, (_Folder, _Chunks, _Blocks, _Root))
         if isinstance(found, _Chunks):
             waiting += found.refs
         elif isinstance(found, _Blocks):
-            yield from _content((block.ref for block in found.blocks), seen)
+            yield from (block.ref for block in found.blocks)
         else:
             entries = found.entries if isinstance(found, _Folder) else [found.entry]
             waiting += [entry.ref for entry in entries if entry.is_folder or entry.is_long]
-            yield from _content((entry.ref for entry in entries if entry.kind == FILE and not entry.is_long), seen)
-
-
-def _content(refs: Iterable[Id], seen: set[Id]) -> Iterator[tuple[Id, bool]]:
-    for ref in refs:
-        name = ref + b"*"
-        if name not in seen:
-            seen.add(name)
-            yield ref, True
+            yield from (entry.ref for entry in entries if entry.kind == FILE and not entry.is_long)
 
 
 # comparing ----------------------------------------------------------------------------------------

@@ -382,9 +382,6 @@ def test_delta_channels_are_put_together_again_also_after_pruning_copying_and_fo
         expected += [f"turn {turn}", f"one {len(expected) + 1}", f"two {len(expected) + 1}"]
         assert graph.invoke({"said": [f"turn {turn}"]}, config())["said"] == expected
     assert graph.get_state(config()).values["said"] == expected
-    walked = BaseCheckpointSaver.get_delta_channel_history(saver, config=config(), channels=["said", "none"])
-    assert saver.get_delta_channel_history(config=config(), channels=["said", "none"]) == walked
-    assert saver.get_delta_channel_history(config=config(), channels=[]) == {}
     saver.copy_thread("1", "2")
     saver.prune(["1"])
     for thread in ("1", "2"):

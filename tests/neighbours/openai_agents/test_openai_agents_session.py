@@ -1,4 +1,4 @@
-"""KillickSession and KillickRunStates: what is kept, once, and by whom it can be read."""
+"""KillickSession: what is kept, once, and by whom it can be read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 import agents
 import killick
 from agents import Agent, Runner, Session, SessionSettings, function_tool
-from killick.adapters.openai_agents import KillickRunStates, KillickSession
+from killick.adapters.openai_agents import KillickSession
 
 agents.set_tracing_disabled(True)
 
@@ -198,42 +198,3 @@ def test_the_sdk_s_own_runner_converses_as_with_its_own_session(kd: killick.Clie
 def test_its_logs_are_not_listed_among_people_s_runs(kd: killick.Client) -> None:
     asyncio.run(KillickSession("t", kd).add_items([said("one")]))
     assert not list(kd.list())
-
-
-def test_a_run_state_is_gone_on_with_in_another_process_s_client(tmp_path: Path) -> None:
-    paid: list[str] = []
-
-    @function_tool(needs_approval=True)
-    def pay(to: str) -> str:
-        paid.append(to)
-        return f"paid {to}"
-
-    script = [[function_call("pay", {"to": "ann"}, call_id="c1")], [assistant_message("done")]]
-    agent = Agent(name="clerk", tools=[pay], model=ScriptedModel(script))
-
-    async def ask() -> None:
-        with killick.open(tmp_path / "killick.db") as kd:
-            result = await Runner.run(agent, "pay ann")
-            assert result.interruptions
-            await KillickRunStates(kd).save("t", result)
-
-    async def approve() -> Any:
-        states = KillickRunStates(tmp_path / "killick.db")
-        assert await states.ids() == ["t"]
-        state = await states.load("t", agent)
-        assert state is not None
-        state.approve(state.get_interruptions()[0])
-        result = await Runner.run(agent, state)
-        await states.drop("t")
-        assert await states.load("t", agent) is None
-        states.close()
-        return result.final_output
-
-    asyncio.run(ask())
-    assert paid == []
-    assert asyncio.run(approve()) == "done"
-    assert paid == ["ann"]
-
-
-def test_a_state_that_nobody_kept_is_none(kd: killick.Client) -> None:
-    assert asyncio.run(KillickRunStates(kd).load("t", Agent(name="clerk"))) is None

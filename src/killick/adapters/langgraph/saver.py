@@ -19,7 +19,6 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
-    DeltaChannelHistory,
     PendingWrite,
     get_checkpoint_id,
     get_checkpoint_metadata,
@@ -257,44 +256,6 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         with target.lock:
             target.keep(self.serde, lambda: drafts)
 
-    # delta channels ---------------------------------------------------------------------------
-
-    def get_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """Returns the writes to channels since they were last whole, up to a checkpoint."""
-        writes: dict[str, Writes] = {channel: [] for channel in channels}
-        seeds: dict[str, Any] = {}
-        thread, at = self._found(config)
-        with thread.lock:
-            for place, saved in self._lineage(thread, at) if channels else ():
-                if place == at:
-                    continue
-                left = [channel for channel in channels if channel not in seeds]
-                for channel, found in self._writes_to(thread, place, left).items():
-                    writes[channel] = found + writes[channel]
-                whole = saved["values"]
-                seeds |= {each: self._unpacked(thread, whole[each]) for each in left if each in whole}
-                if len(seeds) == len(writes):
-                    break
-        return {
-            channel: {"writes": found, "seed": seeds[channel]} if channel in seeds else {"writes": found}
-            for channel, found in writes.items()
-        }
-
-    def _writes_to(self, thread: Thread, at: At, channels: Collection[str]) -> dict[str, Writes]:
-        written = thread.written.get(at, {}).values()
-        values = thread.values([each.seq for each in written])
-        only = {
-            seq: {**value, "writes": [write for write in value["writes"] if write[1] in channels]}
-            for seq, value in values.items()
-        }
-        unpack = thread.unpacker(self.serde, _items(None, only)).unpack
-        found: dict[str, Writes] = {}
-        for write in _ordered([(each.task, only[each.seq]) for each in written], unpack):
-            found.setdefault(write[1], []).append(write)
-        return found
-
     # versions ---------------------------------------------------------------------------------
 
     def get_next_version(self, current: Any, channel: None) -> Any:
@@ -311,7 +272,6 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     adelete_for_runs = in_thread(delete_for_runs)
     acopy_thread = in_thread(copy_thread)
     aprune = in_thread(prune)
-    aget_delta_channel_history = in_thread(get_delta_channel_history)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """As `list`."""
@@ -389,10 +349,9 @@ def _copied(value: Any, frame_of: Callable[[int], bytes]) -> Callable[[Packer], 
 
 def _items(saved: Any, written: Mapping[int, Any]) -> Iterator[int]:
     """Returns the items that a checkpoint and its writes refer to."""
-    if saved is not None:
-        yield from items_of([saved["shape"]])
-        yield from items_of(saved["values"])
-        yield from items_of(saved.get("rest"))
+    yield from items_of([saved["shape"]])
+    yield from items_of(saved["values"])
+    yield from items_of(saved.get("rest"))
     for value in written.values():
         yield from items_of([write[2] for write in value["writes"]])
 

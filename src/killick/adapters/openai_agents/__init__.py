@@ -1,8 +1,7 @@
-"""The OpenAI Agents SDK: sessions and run states in a store, tools and models as recorded steps, approvals."""
+"""The OpenAI Agents SDK: sessions in a store, tools and models as recorded steps, approvals."""
 
-from killick.adapters.openai_agents.run_states import KillickRunStates
 from killick.adapters.openai_agents.runner import KillickRunner
 from killick.adapters.openai_agents.sessions import KillickSession
 from killick.llm.external import attempt
 
-__all__ = ["KillickRunStates", "KillickRunner", "KillickSession", "attempt"]
+__all__ = ["KillickRunner", "KillickSession", "attempt"]

@@ -355,12 +355,11 @@ class ContractsInForce:
         """The usage of a model call, with its cost if a price is known."""
         if usage is None or usage.cost_micros:
             return usage
-        now = self._engine.clock.now_us()
         named = usage if usage.model or model is None else replace(usage, model=model)
         asked = usage if model is None else replace(usage, model=model)
         # By the dearest, so that no contract makes it cheaper for another.
         tables = [bound.contract.prices for bound in self.bound] or [_PRICES]
-        costs = [cost for prices in tables if (cost := prices.cost(named, now) or prices.cost(asked, now))]
+        costs = [cost for prices in tables if (cost := prices.cost(named) or prices.cost(asked))]
         return replace(usage, cost_micros=max(costs)) if costs else usage
 
     def remember(self, step: e.StepId, arguments: Mapping[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Generator
 from typing import Final
 
 from killick.errors import SnapshotBroken, StoreUnavailable
@@ -14,9 +14,6 @@ from killick.workspace.vault.index import Index, ObjectRow, Reference
 from killick.workspace.vault.pack_writer import PackWriter
 from killick.workspace.vault.packs import Packs
 
-_COMPRESSED_BYTES_MAX: Final = 4 << 20
-"""Beyond this, new data is stored uncompressed, faster than copying files; `Vault.compress` compresses it later."""
-
 _LOOKUPS_MAX: Final = 200
 """Up to this many objects are looked up one by one; beyond it, all ids are read at once."""
 
@@ -25,7 +22,7 @@ _KNOWN_MAX: Final = 400_000
 
 
 class SnapshotWriter:
-    """Returned by `Vault.writing`. Threads may add concurrently; publish after all of them."""
+    """Returned by `Vault.writing`. Not thread-safe."""
 
     def __init__(self, index: Index, packs: Packs, place: str, cipher: Cipher | None = None) -> None:
         self.sweeps: Final = index.sweeps()
@@ -34,10 +31,7 @@ class SnapshotWriter:
         self._place = place
         self._cipher = cipher
         self._appending = PackWriter(packs, index)
-        self._loose = PackWriter(packs, index, loose=True)
-        self._new_bytes = 0
-        self._mutex = threading.Lock()
-        self._added: dict[Id, object] = {}
+        self._added: set[Id] = set()
         self._rows: list[ObjectRow] = []
         self._lookups = 0
         count = index.count()
@@ -50,60 +44,41 @@ class SnapshotWriter:
         ref = id_of(data, self._cipher)
         if ref in self._added or self._is_known(ref):
             return ref
-        token = object()
-        if self._added.setdefault(ref, token) is not token:
-            return ref  # another thread is at it
-        self._refuse_failed()
-        try:
-            size = len(data)
-            self._new_bytes += size
-            if self._cipher is not None or self._new_bytes <= _COMPRESSED_BYTES_MAX:
-                # What is encrypted cannot be compressed later.
-                stored = bytes(compressed(data))
-                stored = stored if self._cipher is None else self._cipher.encrypt(stored)
-                pack, offset = self._appending.append(stored)
-            else:
-                stored = bytes(data)
-                pack, offset = self._loose.append(stored)
-            self._rows.append(ObjectRow(ref, pack, offset, len(stored), size))
-        except BaseException as error:
-            # Other threads may have relied on its presence.
-            self._failed = str(error) or type(error).__name__
-            raise
+        with self._failing():
+            stored = bytes(compressed(data))
+            stored = stored if self._cipher is None else self._cipher.encrypt(stored)
+            pack, offset = self._appending.append(stored)
+        self._rows.append(ObjectRow(ref, pack, offset, len(stored), len(data)))
+        self._added.add(ref)
         return ref
 
     def publish(self, root: Id, owner: str, at_us: int) -> None:
         """Makes the snapshot visible and durable, and records its owner."""
-        with self._mutex:
-            self._refuse_failed()
+        with self._failing():
             if root not in self._added and not self._index.has([root]):
                 raise SnapshotBroken(root.hex(), f"was not added to the vault {self._place}, so it cannot be published")
-            rows, self._rows = self._rows, []
-            try:
-                with self._appending.publishing() as ends, self._loose.publishing() as loose:
-                    self._index.publish(rows, ends | loose, Reference(root, owner, at_us), loose=loose.keys())
-            except BaseException as error:
-                self._failed = str(error) or type(error).__name__
-                raise
+            with self._appending.publishing() as ends:
+                self._index.publish(self._rows, ends, Reference(root, owner, at_us))
+            self._rows = []
 
     def close(self) -> None:
         """Discards unpublished objects."""
         self._failed = self._failed or "it is over"
         self._appending.close()
-        self._loose.close()
 
-    def _refuse_failed(self) -> None:
+    @contextlib.contextmanager
+    def _failing(self) -> Generator[None]:
+        """After an error in the block, this writer stores and publishes nothing more."""
         if self._failed is not None:
             raise StoreUnavailable(self._place, f"this snapshot failed: {self._failed}; start a new one")
+        try:
+            yield
+        except BaseException as error:
+            self._failed = str(error) or type(error).__name__
+            raise
 
     def _is_known(self, ref: Id) -> bool:
-        known = self._known
-        if known is not None:
-            return ref in known
         self._lookups += 1
-        if self._lookups <= _LOOKUPS_MAX or not self._may_know:
-            return bool(self._index.has((ref,)))
-        with self._mutex:
-            if self._known is None:
-                self._known = self._index.ids()
-            return ref in self._known
+        if self._known is None and self._lookups > _LOOKUPS_MAX and self._may_know:
+            self._known = self._index.ids()
+        return bool(self._index.has((ref,))) if self._known is None else ref in self._known
