@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import log
 from typing import Any, Final, NamedTuple
 
 from killick.window.messages import Shape, as_json, is_list, is_map, plain, size_of
@@ -71,6 +72,7 @@ class Schemas:
         self.sent += own
         saved = sum(self._tools[name].tokens - self._tools[name].stub_tokens for name in self.stubs)
         self.tokens_sent = self.tokens_whole - saved + sum(size_of(tool, tokens) for tool in own)
+        self._index: _Index | None = None
 
     def same(self, tools: Sequence[Any]) -> bool:
         """Returns whether these are the tools that it was built from."""
@@ -92,7 +94,9 @@ class Schemas:
             return list(self._tools)
         known = {name.lower(): name for name in self._tools}
         asked = dict.fromkeys(known[word] for word in re.findall(r"[\w-]+", query.lower()) if word in known)
-        ranked = [name for name in _ranked(query, self._tools) if name not in asked]
+        if self._index is None:
+            self._index = _Index({name: tool.about for name, tool in self._tools.items()})
+        ranked = [name for name in self._index.ranked(query) if name not in asked]
         return [*asked, *ranked[: max(0, limit - len(asked))]]
 
     def text(self, name: str) -> str:
@@ -224,6 +228,8 @@ _ALIKE: Final = 0.5
 """The weight of a shared word stem relative to an exact match."""
 
 _ALIKE_CHARS_MIN: Final = 3
+_SATURATION: Final = 1.2
+_LENGTH_SHARE: Final = 0.5
 
 _DULL: Final = set(re.findall(r"\w+", """
     a an and any are as at be by can for from how i if in into is it me my of on or that the this to tool use want what
@@ -231,24 +237,36 @@ _DULL: Final = set(re.findall(r"\w+", """
 """))  # fmt: skip
 
 
-def _ranked(query: str, tools: Mapping[str, _Tool]) -> list[str]:
-    """Returns the tools with words of the query, the best first. A word counts by its place, and more if it is rare."""
-    weights = {name: _word_weights(tool.about) for name, tool in tools.items()}
-    asked = set(_words(query))
-    scores: defaultdict[str, float] = defaultdict(float)
-    for word in sorted(asked - _DULL or asked):
-        hits = {name: hit for name, words in weights.items() if (hit := _hit(word, words))}
-        for name, hit in hits.items():
-            scores[name] += hit / len(hits)
-    return sorted((name for name in tools if name in scores), key=lambda name: -scores[name])
+class _Index:
+    """Ranks tools by the words of name, description and parameters (BM25 with weighted fields)."""
+
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+        self._words = {name: _word_weights(about) for name, about in tools.items()}
+        self._lengths = {name: sum(words.values()) for name, words in self._words.items()}
+        self._usual = (sum(self._lengths.values()) / len(self._lengths) if self._lengths else 0) or 1.0
+
+    def ranked(self, query: str) -> list[str]:
+        """Returns the matches; ties keep their order."""
+        asked = set(_words(query))
+        scores: defaultdict[str, float] = defaultdict(float)
+        for word in sorted(asked - _DULL or asked):
+            hits = {name: hit for name, words in self._words.items() if (hit := _hit(word, words))}
+            rarity = log(1 + (len(self._words) - len(hits) + 0.5) / (len(hits) + 0.5))
+            for name, hit in hits.items():
+                length = 1 - _LENGTH_SHARE + _LENGTH_SHARE * self._lengths[name] / self._usual
+                scores[name] += rarity * hit * (_SATURATION + 1) / (hit + _SATURATION * length)
+        return sorted((name for name in self._words if name in scores), key=lambda name: -scores[name])
 
 
 def _word_weights(about: Mapping[str, Any]) -> dict[str, float]:
-    """Returns a tool's words, with the weight of the best place of each."""
+    """Returns a tool's words and their weights."""
     description = str(about.get("description") or "")
-    places = [(text, 1.0) for text in (description, *_parameter_texts(_parameters(about)))]
-    places += [(_first_sentence(description), _LINE_WEIGHT), (about["name"], _NAME_WEIGHT)]
-    return {word: weight for text, weight in places for word in _words(text)}
+    words: defaultdict[str, float] = defaultdict(float)
+    fields = [(about["name"], _NAME_WEIGHT), (_first_sentence(description), _LINE_WEIGHT), (description, 1.0)]
+    for text, weight in [*fields, *((text, 1.0) for text in _parameter_texts(_parameters(about)))]:
+        for word in _words(text):
+            words[word] += weight
+    return dict(words)
 
 
 def _parameter_texts(schema: Any) -> Iterator[str]:
