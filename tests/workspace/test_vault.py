@@ -192,6 +192,38 @@ def test_what_is_there_is_found_whichever_way_it_is_looked_for(vault: Vault, mon
     assert packed_bytes(vault) == before
 
 
+def test_threads_that_add_much_at_once_leave_everything_whole(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_writer, "_BUFFER_BYTES", 20_000)
+    seed = draw_seed()
+    chance = random.Random(seed)
+    contents = [chance.randbytes(chance.randrange(8_000)) for _ in range(400)]
+    with vault.writing() as one:
+        with ThreadPoolExecutor(4) as threads:
+            refs = list(threads.map(one.add, contents))
+        one.publish(add(one, {}), "", 1)
+    assert [vault.load(ref) for ref in refs] == contents, seed
+    fresh = Vault(vault.path)
+    assert [fresh.load(ref) for ref in refs] == contents, seed
+    fresh.close()
+
+
+def test_threads_that_add_the_same_store_it_once(vault: Vault) -> None:
+    contents = [os.urandom(3_000) for _ in range(200)]
+    with vault.writing() as one:
+        gate = threading.Barrier(4)
+
+        def work(_: int) -> list[bytes]:
+            gate.wait()
+            return [one.add(data) for data in contents]
+
+        with ThreadPoolExecutor(4) as threads:
+            ids = list(threads.map(work, range(4)))
+        assert ids[0] == ids[1] == ids[2] == ids[3]
+        one.publish(ids[0][0], "", 1)
+    assert packed_bytes(vault) == 200 * 3_000
+    assert [vault.load(ref) for ref in ids[0]] == contents
+
+
 def test_threads_with_writings_of_their_own_do_not_disturb_each_other(vault: Vault) -> None:
     seed = draw_seed()
 

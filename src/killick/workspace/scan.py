@@ -21,7 +21,8 @@ import msgspec
 from killick.clock import Clock
 from killick.logger import get_logger
 from killick.workspace import scan_cache, tree
-from killick.workspace.file_reader import CapturedFile, UnstableFile, closing, encoded, key_of, opened, read_file
+from killick.workspace.batch_reader import BatchReader, FileRequest, Found
+from killick.workspace.file_reader import CapturedFile, UnstableFile, closing, encoded, key_of, opened
 from killick.workspace.ignore import IGNORE_FILES, Rules
 from killick.workspace.inotify import Watch, is_trusted
 from killick.workspace.processes import written
@@ -92,6 +93,7 @@ class Scanner:
         self._may_watch = is_trusted(self._root)
         self._saved: Id | None = None
         self._deep: list[str] = []
+        self._reader = BatchReader(self._open, clock)
         self._force: Collection[str] = ()
         self._was_forced = False
         self._unwatched: set[str] = set()
@@ -143,6 +145,7 @@ class Scanner:
     def invalidate(self) -> None:
         """A scan failed, or its snapshot was not published. The next one scans everything, because the kernel's reports
         are consumed, and assumes nothing to be stored."""
+        self._reader.clear()
         self._was_forced = True
         self._generation = -1
 
@@ -208,6 +211,7 @@ class Scanner:
             self._scan(fd, "", self._top, writing, deep=True, changed=missed)
         while self._deep:
             self._scan_at(self._deep.pop(), writing, deep=True, changed=missed)
+        self._read_files(writing)
         self.full_scan_took_us = self._clock.now_us() - self.full_scan_us
         again = self._reported() if reported is not None and not first else None
         if reported is None or again is None:
@@ -225,6 +229,7 @@ class Scanner:
             self._scan_at(path, writing, deep=False, changed=set())
         while self._deep:
             self._scan_at(self._deep.pop(), writing, deep=True, changed=set())
+        self._read_files(writing)
 
     def _rescan_changed(self, writing: SnapshotWriter) -> None:
         """Scans entries again that changed during the scan, for as long as they seem to settle."""
@@ -303,7 +308,9 @@ class Scanner:
                 self._watch.forget(os.fsencode(os.path.join(self.path, path, name)))
         folder.files, folder.folders, folder.ignored = found.files, found.folders, found.ignored
         (self._always_scanned.add if found.is_linked else self._always_scanned.discard)(path)
-        self._read_files(fd, path, folder, found.to_read, writing, changed)
+        if found.to_read:
+            sizes = {name: listed[name].st_size for name in found.to_read}
+            self._reader.add(FileRequest(path, folder, found.to_read, changed), sizes, writing)
         for name in found.folders if deep else found.new:
             below = f"{path}/{name}" if path else name
             self._scan_below(fd, below, found.folders[name], writing, set() if name in found.new else changed)
@@ -412,13 +419,12 @@ class Scanner:
 
     # files ------------------------------------------------------------------------------------
 
-    def _read_files(
-        self, fd: int, path: str, folder: Folder, names: Mapping[str, bool], writing: SnapshotWriter, changed: set[str]
-    ) -> None:  # fmt: skip
-        """Reads the new and changed files of an open folder; `names` says whether each is a regular file."""
-        at_ns = self._clock.now_us() * 1_000
-        for name, is_regular in names.items():
-            each = read_file(fd, name, writing.add, self._clock, at_ns, regular=is_regular)
+    def _read_files(self, writing: SnapshotWriter) -> None:
+        for to_read, found in self._reader.read_all(writing):
+            self._record(to_read.path, to_read.folder, found, to_read.changed)
+
+    def _record(self, path: str, folder: Folder, found: Found, changed: set[str]) -> None:
+        for name, each in found.items():
             known = folder.files.get(name)
             if isinstance(each, UnstableFile):
                 self._leave_out(f"{path}/{name}" if path else name, each.reason)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Generator
-from typing import Final
+from typing import Final, TypeAlias
 
 from killick.errors import StoreError
 from killick.workspace.vault.index import Index
@@ -16,43 +17,53 @@ _BUFFER_BYTES: Final = 2 << 20
 _CHUNKS_MAX: Final = 1_000
 _fdatasync: Final = getattr(os, "fdatasync", os.fsync)
 
+_Write: TypeAlias = tuple[Pack, int, int, list[bytes]]
+"""A pack, an offset, a total length, and the data."""
+
 
 class PackWriter:
-    """Appends objects to as many packs as needed. Readers find nothing before the index has it."""
+    """Appends objects to as many packs as needed. Thread-safe. Readers find nothing before the index has it."""
 
     def __init__(self, packs: Packs, index: Index) -> None:
         self._packs = packs
         self._index = index
+        self._mutex = threading.Lock()
         self._open_packs: list[Pack] = []
         self._is_uncertain = False
 
     def append(self, stored: bytes) -> tuple[int, int]:
         """Appends, and returns the pack and the offset."""
-        pack = self._open_packs[-1] if self._open_packs else self._next()
-        if pack.end >= self._packs.pack_bytes_max:
-            self._write(pack)
-            pack = self._next()
-        offset = pack.end
-        pack.end = offset + len(stored)
-        pack.buffer.append(stored)
-        pack.is_used = True
-        if pack.end - pack.written >= _BUFFER_BYTES:
-            self._write(pack)
+        with self._mutex:
+            pack = self._open_packs[-1] if self._open_packs else self._next()
+            writes = list[_Write]()
+            if pack.end >= self._packs.pack_bytes_max:
+                writes.append(_emptied(pack))
+                pack = self._next()
+            offset = pack.end
+            pack.end = end = offset + len(stored)
+            pack.buffer.append(stored)
+            pack.is_used = True
+            if end - pack.written >= _BUFFER_BYTES:
+                writes.append(_emptied(pack))
+        # Several threads may be here at once: each writes to its own range.
+        for write in writes:
+            self._write(*write)
         return pack.number, offset
 
     def sync(self) -> dict[int, int]:
         """Syncs everything appended; returns the packs' lengths."""
-        for pack in self._open_packs:
-            self._write(pack)
-            if pack.published != pack.end:
-                with explained(self._packs.place):
-                    _fdatasync(pack.descriptor)
-        if any(pack.is_new for pack in self._open_packs):
-            with explained(self._packs.place):
-                sync_folder(self._packs.folder)
+        with self._mutex:
             for pack in self._open_packs:
-                pack.is_new = False
-        return {pack.number: pack.end for pack in self._open_packs if pack.is_used}
+                self._write(*_emptied(pack))
+                if pack.published != pack.end:
+                    with explained(self._packs.place):
+                        _fdatasync(pack.descriptor)
+            if any(pack.is_new for pack in self._open_packs):
+                with explained(self._packs.place):
+                    sync_folder(self._packs.folder)
+                for pack in self._open_packs:
+                    pack.is_new = False
+            return {pack.number: pack.end for pack in self._open_packs if pack.is_used}
 
     @contextlib.contextmanager
     def publishing(self) -> Generator[dict[int, int], None, None]:
@@ -66,12 +77,13 @@ class PackWriter:
 
     def close(self) -> None:
         """Returns the packs, without unpublished bytes."""
-        for pack in self._open_packs:
-            # If truncation fails now, the pack's next writer does it.
-            with contextlib.suppress(OSError, StoreError):
-                self._truncate(pack)
-            unlock(pack.descriptor)
-        self._open_packs.clear()
+        with self._mutex:
+            for pack in self._open_packs:
+                # If truncation fails now, the pack's next writer does it.
+                with contextlib.suppress(OSError, StoreError):
+                    self._truncate(pack)
+                unlock(pack.descriptor)
+            self._open_packs.clear()
 
     def _next(self) -> Pack:
         pack = self._packs.take(self._index)
@@ -89,10 +101,7 @@ class PackWriter:
         elif end != pack.end:
             os.ftruncate(pack.descriptor, end)
 
-    def _write(self, pack: Pack) -> None:
-        """Writes a pack's buffer."""
-        chunks, start, size = pack.buffer, pack.written, pack.end - pack.written
-        pack.buffer, pack.written = [], pack.end
+    def _write(self, pack: Pack, start: int, size: int, chunks: list[bytes]) -> None:
         with explained(self._packs.place):
             done = os.pwritev(pack.descriptor, chunks, start) if 0 < len(chunks) <= _CHUNKS_MAX else 0
             if done < size:
@@ -100,3 +109,9 @@ class PackWriter:
                 rest = memoryview(b"".join(chunks))
                 while done < size:
                     done += os.pwrite(pack.descriptor, rest[done:], start + done)
+
+
+def _emptied(pack: Pack) -> _Write:
+    chunks, start = pack.buffer, pack.written
+    pack.buffer, pack.written = [], pack.end
+    return pack, start, pack.end - start, chunks

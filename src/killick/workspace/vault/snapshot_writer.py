@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Generator
+import threading
+from collections.abc import Collection
 from typing import Final
 
 from killick.errors import SnapshotBroken, StoreUnavailable
@@ -22,7 +22,7 @@ _KNOWN_MAX: Final = 400_000
 
 
 class SnapshotWriter:
-    """Returned by `Vault.writing`. Not thread-safe."""
+    """Returned by `Vault.writing`. Threads may add concurrently; publish after all of them."""
 
     def __init__(self, index: Index, packs: Packs, place: str, cipher: Cipher | None = None) -> None:
         self.sweeps: Final = index.sweeps()
@@ -31,7 +31,8 @@ class SnapshotWriter:
         self._place = place
         self._cipher = cipher
         self._appending = PackWriter(packs, index)
-        self._added: set[Id] = set()
+        self._mutex = threading.Lock()
+        self._added: dict[Id, object] = {}
         self._rows: list[ObjectRow] = []
         self._lookups = 0
         count = index.count()
@@ -44,41 +45,52 @@ class SnapshotWriter:
         ref = id_of(data, self._cipher)
         if ref in self._added or self._is_known(ref):
             return ref
-        with self._failing():
+        token = object()
+        if self._added.setdefault(ref, token) is not token:
+            return ref  # another thread is at it
+        self._refuse_failed()
+        try:
             stored = bytes(compressed(data))
             stored = stored if self._cipher is None else self._cipher.encrypt(stored)
             pack, offset = self._appending.append(stored)
-        self._rows.append(ObjectRow(ref, pack, offset, len(stored), len(data)))
-        self._added.add(ref)
+            self._rows.append(ObjectRow(ref, pack, offset, len(stored), len(data)))
+        except BaseException as error:
+            # Other threads may have relied on its presence.
+            self._failed = str(error) or type(error).__name__
+            raise
         return ref
 
     def publish(self, root: Id, owner: str, at_us: int) -> None:
         """Makes the snapshot visible and durable, and records its owner."""
-        with self._failing():
+        with self._mutex:
+            self._refuse_failed()
             if root not in self._added and not self._index.has([root]):
                 raise SnapshotBroken(root.hex(), f"was not added to the vault {self._place}, so it cannot be published")
-            with self._appending.publishing() as ends:
-                self._index.publish(self._rows, ends, Reference(root, owner, at_us))
-            self._rows = []
+            rows, self._rows = self._rows, []
+            try:
+                with self._appending.publishing() as ends:
+                    self._index.publish(rows, ends, Reference(root, owner, at_us))
+            except BaseException as error:
+                self._failed = str(error) or type(error).__name__
+                raise
 
     def close(self) -> None:
         """Discards unpublished objects."""
         self._failed = self._failed or "it is over"
         self._appending.close()
 
-    @contextlib.contextmanager
-    def _failing(self) -> Generator[None]:
-        """After an error in the block, this writer stores and publishes nothing more."""
+    def _refuse_failed(self) -> None:
         if self._failed is not None:
             raise StoreUnavailable(self._place, f"this snapshot failed: {self._failed}; start a new one")
-        try:
-            yield
-        except BaseException as error:
-            self._failed = str(error) or type(error).__name__
-            raise
 
     def _is_known(self, ref: Id) -> bool:
+        known = self._known
+        if known is not None:
+            return ref in known
         self._lookups += 1
-        if self._known is None and self._lookups > _LOOKUPS_MAX and self._may_know:
-            self._known = self._index.ids()
-        return bool(self._index.has((ref,))) if self._known is None else ref in self._known
+        if self._lookups <= _LOOKUPS_MAX or not self._may_know:
+            return bool(self._index.has((ref,)))
+        with self._mutex:
+            if self._known is None:
+                self._known = self._index.ids()
+            return ref in self._known
