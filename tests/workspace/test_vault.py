@@ -11,16 +11,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from killick.clock import ManualClock
 from killick.errors import SnapshotBroken, StoreClosed, StoreUnavailable
 from killick.workspace import tree
-from killick.workspace.vault import pack_writer, snapshot_writer
+from killick.workspace.vault import snapshot_writer
 from killick.workspace.vault.compression import compressed, decompressed
-from killick.workspace.vault.index import Index
 from killick.workspace.vault.vault import Reference, RestoreRecord, Swept, Vault
 from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
@@ -140,35 +138,6 @@ def test_a_writing_that_is_over_takes_nothing_more(vault: Vault) -> None:
     assert packs(vault) == []
 
 
-def test_everything_is_synced_before_it_is_published(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_writer, "_BUFFER_BYTES", 20_000)
-    vault._packs.pack_bytes_max = 50_000
-    written, unsynced = os.pwritev, dict[int, bool]()
-    sync = pack_writer._fdatasync
-
-    def pwritev(descriptor: int, chunks: list[bytes], start: int) -> int:
-        unsynced[os.fstat(descriptor).st_ino] = True
-        return written(descriptor, chunks, start)
-
-    def fdatasync(descriptor: int) -> None:
-        unsynced[os.fstat(descriptor).st_ino] = False
-        sync(descriptor)
-
-    publish_rows = Index.publish
-
-    def published(*arguments: Any, **options: Any) -> None:
-        assert len(unsynced) > 5
-        assert not any(unsynced.values())
-        publish_rows(*arguments, **options)
-        unsynced.clear()
-
-    monkeypatch.setattr(os, "pwritev", pwritev)
-    monkeypatch.setattr(pack_writer, "_fdatasync", fdatasync)
-    monkeypatch.setattr(Index, "publish", published)
-    publish(vault, {b"%d" % number: os.urandom(4_000) for number in range(100)})
-    assert unsynced == {}
-
-
 # once each ----------------------------------------------------------------------------------------
 
 
@@ -190,21 +159,6 @@ def test_what_is_there_is_found_whichever_way_it_is_looked_for(vault: Vault, mon
         monkeypatch.setattr(snapshot_writer, "_KNOWN_MAX", known)
         assert publish(vault, files) == root
     assert packed_bytes(vault) == before
-
-
-def test_threads_that_add_much_at_once_leave_everything_whole(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_writer, "_BUFFER_BYTES", 20_000)
-    seed = draw_seed()
-    chance = random.Random(seed)
-    contents = [chance.randbytes(chance.randrange(8_000)) for _ in range(400)]
-    with vault.writing() as one:
-        with ThreadPoolExecutor(4) as threads:
-            refs = list(threads.map(one.add, contents))
-        one.publish(add(one, {}), "", 1)
-    assert [vault.load(ref) for ref in refs] == contents, seed
-    fresh = Vault(vault.path)
-    assert [fresh.load(ref) for ref in refs] == contents, seed
-    fresh.close()
 
 
 def test_threads_that_add_the_same_store_it_once(vault: Vault) -> None:

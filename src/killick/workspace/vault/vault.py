@@ -9,6 +9,7 @@ inside snapshots.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from killick.clock import Clock, SystemClock
-from killick.errors import SnapshotBroken, StoreBroken, StoreClosed
+from killick.errors import SnapshotBroken, StoreBroken, StoreBusy, StoreClosed
 from killick.lru import Lru
 from killick.model.cipher import Cipher
 from killick.permissions import make_folder
@@ -171,7 +172,7 @@ class Vault:
         index = self._opened()
         if index is None:
             return Swept(0, 0, 0)
-        with self._one_sweeper():
+        with self._one_sweeper(busy_seconds=self._busy_seconds):
             if dry_run:
                 roots = index.live_roots(without or (lambda owner: False))
                 return sweeping.preview(self._packs, sweeping.mark(index, roots, self._load, self._place))
@@ -181,6 +182,20 @@ class Vault:
                 )
             finally:
                 self._cache.clear()
+
+    def compress(self, *, seconds: float | None = None) -> int:
+        """Compresses loose packs for about this long; returns the bytes gained. Skips if another process compresses or
+        sweeps."""
+        index = self._opened()
+        if index is None or not index.loose_packs():
+            return 0
+        clock = self._clock
+        until = math.inf if seconds is None else clock.monotonic() + seconds
+        try:
+            with self._one_sweeper(busy_seconds=0.0), explained(self._place):
+                return sweeping.settle(index, self._packs, lambda: clock.monotonic() >= until)
+        except StoreBusy:
+            return 0
 
     def verify(self, roots: Collection[Id] | None = None, progress: Progress | None = None) -> list[str]:
         """Reads all objects of snapshots (all of them, or these); returns the problems, in words."""
@@ -273,5 +288,5 @@ class Vault:
         seconds = _WRITING_BUSY_SECONDS if shared else self._busy_seconds
         return locked(self.path / "writing.lock", self._place, busy_seconds=seconds, shared=shared)
 
-    def _one_sweeper(self) -> AbstractContextManager[None]:
-        return locked(self.path / "sweeping.lock", self._place, busy_seconds=self._busy_seconds)
+    def _one_sweeper(self, *, busy_seconds: float) -> AbstractContextManager[None]:
+        return locked(self.path / "sweeping.lock", self._place, busy_seconds=busy_seconds)
