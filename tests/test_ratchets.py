@@ -20,7 +20,7 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6767, "agents": 1179, "archive": 1862, "audit": 1255, "check": 3504, "cli": 7690, "client": 2279,
+    "adapters": 6815, "agents": 1179, "archive": 1862, "audit": 1255, "check": 3504, "cli": 7690, "client": 2279,
     "contracts": 2621, "definitions": 1807, "encryption": 591, "engine": 12680, "history": 7101, "llm": 1131, "log":
     2620, "model": 4924, "presenting": 2846, "proxy": 2218, "replay": 734, "store": 7688, "testing": 1020, "top": 2130,
     "web": 7905, "window": 2658, "workers": 2675, "workspace": 4694,

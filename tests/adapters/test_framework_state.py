@@ -99,6 +99,12 @@ def test_values_that_were_read_before_come_back_whole_however_they_were_changed(
         found[2].clear()
 
 
+def test_those_who_share_a_client_share_what_was_read(client: killick.Client) -> None:
+    one, two = FrameworkState.of(client, "tests"), FrameworkState.of(client, "tests")
+    assert one is two
+    assert FrameworkState.of(client, "other") is not one
+
+
 def test_entries_that_cannot_be_stored_leave_nothing(shelf: FrameworkState) -> None:
     with pytest.raises(ValueRefused):
         shelf.put("a", StateEntry("one", 1), StateEntry("two", object()))

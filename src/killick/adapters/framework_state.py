@@ -17,6 +17,9 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from copy import deepcopy
 from hashlib import sha256
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
 
 from killick.audit import seal
 from killick.client.client import AnyClient, Client
@@ -32,15 +35,22 @@ from killick.store.records import OWN_AGENTS, OWN_RUNS, Head, Row, RunQuery
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 Place: TypeAlias = AnyClient | str | os.PathLike[str]
 """An open client, or a store's location."""
+
+Cache: TypeAlias = Lru[tuple[str, int], T]
+"""A cache by log and number, limited in bytes."""
 
 OPEN_MAX: Final = 256
 """The number of recently used logs whose entries are cached."""
 
 TRIES: Final = 200
 """How often an append is retried after a conflict."""
+
+CACHE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The size of a cache of values in this process."""
 
 _PAUSE_SECONDS: Final = 0.002
 _ROWS: Final = 500
@@ -103,7 +113,16 @@ class FrameworkState:
         self.space = space
         self._is_owner = not isinstance(store, AnyClient)
         self._logs: Lru[str, StateLog] = Lru(OPEN_MAX)
+        self._copies: Cache[bytes] = Lru(CACHE_BYTES_MAX)
         self._mutex = threading.Lock()
+
+    @classmethod
+    def of(cls, store: Place, space: str) -> FrameworkState:
+        """Returns the state of a space, which all users of an open client share."""
+        if not isinstance(store, AnyClient):
+            return cls(store, space)
+        with _SHARING:
+            return _SHARED.setdefault((id(store.runtime), space), cls(store, space))
 
     def put(self, id: str, *kept: StateEntry, expect: int | None = None) -> int:  # noqa: A002
         """Puts entries under an id atomically, each replacing the one of its name; returns the head's seq.
@@ -130,8 +149,7 @@ class FrameworkState:
         """Returns the values of an id's entries, or of some, in one read. The caller may mutate them."""
         log, wanted = self.log(id), self.entries(id) if entries is None else entries
         with log.lock:
-            found = log.values({each.seq for each in wanted})
-        return [deepcopy(found[each.seq]) for each in wanted]
+            return log.copies([each.seq for each in wanted], self._copies)
 
     def get(self, id: str, name: str) -> StateEntry | None:  # noqa: A002
         """Returns the entry of this name."""
@@ -278,6 +296,22 @@ class StateLog:
 
         RunUnknown if the log was removed since.
         """
+        return self._read(self._raws(seqs))
+
+    def copies(self, seqs: Sequence[int], cache: Cache[bytes]) -> list[Any]:
+        """Returns the values at some events, for the caller to mutate. Plain JSON is cached as such."""
+        known = {seq: cache.get((self._run, seq)) for seq in seqs}
+        raws, odd = self._raws({seq for seq, raw in known.items() if raw is None}), dict[int, Any]()
+        shared = self._read({seq: raw for seq, raw in raws.items() if raw.find(_TAG) >= 0})
+        for seq, raw in raws.items():
+            known[seq] = _as_json(shared[seq]) if seq in shared else raw
+            if (plain := known[seq]) is None:
+                odd[seq] = deepcopy(shared[seq])
+            else:
+                cache.put((self._run, seq), plain, len(plain))
+        return [odd[seq] if raw is None else _DECODE(raw)["value"] for seq, raw in known.items()]
+
+    def _raws(self, seqs: Collection[int]) -> dict[int, bytes]:
         store, raws = self._client.runtime.store, dict[int, bytes]()
         for first, last in _ranges(seqs):
             after = first - 1
@@ -286,7 +320,10 @@ class StateLog:
                 after = rows[-1].seq
         if len(raws) < len(seqs):
             raise RunUnknown(self._run)
-        sharing = SharedReader(store.pieces)
+        return raws
+
+    def _read(self, raws: Mapping[int, bytes]) -> dict[int, Any]:
+        sharing = SharedReader(self._client.runtime.store.pieces)
         sharing.expect(raws.values())
         return {seq: sharing.unpack(raw, expected=True)["value"] for seq, raw in raws.items()}
 
@@ -369,6 +406,23 @@ class StateLog:
             except RunUnknown:
                 continue  # another process forgot it
         self._turn_to("")
+
+
+def _as_json(value: Any) -> bytes | None:
+    """Returns a value as JSON, if that has all of it."""
+    try:
+        raw = _ENCODE({"value": value})
+        return raw if _DECODE(raw)["value"] == value else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+_TAG: Final = b'"$'
+"""In JSON without it, nothing is a reference or of another type."""
+_ENCODE: Final = msgspec.json.Encoder().encode
+_DECODE: Final = msgspec.json.Decoder().decode
+_SHARED: Final[WeakValueDictionary[tuple[int, str], FrameworkState]] = WeakValueDictionary()
+_SHARING: Final = threading.Lock()
 
 
 def _data(row: Row) -> bytes:

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, cast
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from killick.adapters.framework_state import FrameworkState, StateLog
+from killick.adapters.framework_state import CACHE_BYTES_MAX, Cache, FrameworkState, StateLog
 from killick.adapters.langgraph.serialization import Packer, Snapshot, Unpacker, digest_of, inflated
 from killick.client.client import AnyClient, Client
 from killick.errors import HeadMoved, ValueErased
@@ -24,14 +24,6 @@ from killick.lru import Lru
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.chunks import Erased
-
-T = TypeVar("T")
-
-Cache: TypeAlias = Lru[tuple[str, int], T]
-"""A cache by log and number, limited in bytes."""
-
-CACHE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The size of a cache of values in this process."""
 
 SPACE: Final = "langgraph"
 TRIES: Final = 200

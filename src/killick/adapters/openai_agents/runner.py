@@ -23,9 +23,9 @@ from agents import (
     ToolApprovalItem,
     TResponseInputItem,
 )
-from killick.adapters.framework_state import Place, client_of
+from killick.adapters.framework_state import FrameworkState, Place, client_of
 from killick.adapters.openai_agents.models import RecordedModel, recorded
-from killick.adapters.openai_agents.sessions import KillickSession, Turns
+from killick.adapters.openai_agents.sessions import SPACE, TURNS, KillickSession, Turns
 from killick.adapters.openai_agents.tools import Gate, Said
 from killick.adapters.openai_agents.turns import Turn
 from killick.adapters.tool_gate import Errors
@@ -62,6 +62,8 @@ class KillickRunner:
         """
         self._is_owner = isinstance(store, str | os.PathLike)
         self._client = None if store is None else client_of(store)
+        # Shared by the sessions of its turns, so that a conversation is read once.
+        self._states = [FrameworkState.of(self._client, space) for space in (SPACE, TURNS) if self._client is not None]
         self._to = (to,) if isinstance(to, str) else tuple(to)
         self._gate = Gate(tools or {}, self._to, errors)
         self._contract = contract

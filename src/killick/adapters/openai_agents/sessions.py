@@ -39,7 +39,7 @@ class KillickSession(StateOwner):
         given = SessionSettings(**session_settings) if isinstance(session_settings, dict) else session_settings
         self.session_settings: SessionSettings | None = given or SessionSettings()
         self.turn = turn
-        self._shelf = FrameworkState(store, SPACE)
+        self._shelf = FrameworkState.of(store, SPACE)
         self._said: Counter[str] = Counter()
         self._added: set[str] = set()
 
@@ -117,7 +117,7 @@ class Turns:
 
     def __init__(self, session: KillickSession, said: Any) -> None:
         self._id = session.session_id
-        self._shelf = FrameworkState(session._shelf.client, TURNS)  # pyright: ignore[reportPrivateUsage]
+        self._shelf = FrameworkState.of(session._shelf.client, TURNS)  # pyright: ignore[reportPrivateUsage]
         self._said = digest(said, secret_key=self._shelf.client.runtime.store.secret_key).hex()[:16]
         self._ended = 0
 
