@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -77,6 +77,9 @@ class FoundAnswer(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="a
     comment: Any
     answered_at_us: int
     taken: bool = True
+
+
+AnyHit: TypeAlias = FoundCall | FoundDecision | FoundFailure | FoundEffect | FoundAnswer
 
 
 class Findings(tuple[T, ...]):
