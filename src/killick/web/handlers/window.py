@@ -1,7 +1,4 @@
-"""The window of a run: the requests to its models, waste, evictions and faults; and one call by itself.
-
-Of a long run some calls are read unless all of them are asked for. Changes nothing.
-"""
+"""The window of a run: the requests to its models, waste, evictions, faults; and one call by itself. Read-only."""
 
 from __future__ import annotations
 
@@ -30,17 +27,11 @@ from killick.web.handlers.step_list import state_of
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
 from killick.window.usage import Kind, UsageTracker, request_of
 
-READ_MAX: Final = 200
-"""The number of calls that are read by default."""
 POINTS_MAX: Final = 160
 """How many points the drawing has at the most."""
 LISTED_MAX: Final = 100
 PAGES_MAX: Final = 200
 MESSAGES_MAX: Final = 40
-
-
-class WindowAsked(RunAsked, frozen=True, kw_only=True):
-    whole: Annotated[bool, Meta(description="Read every call of a long run, not only some.")] = False
 
 
 class WindowPoint(Document, frozen=True):
@@ -58,13 +49,12 @@ class WindowPoint(Document, frozen=True):
 class RunWindow(Document, frozen=True):
     """The requests of a run's model calls; `at` is the last of them, whose contents and pages are returned.
 
-    Of `calls`, so many were `read`, and sums are estimates where these are fewer. Evictions, faults and pins are listed
-    from the last, and counted; `left` are the different pages that left, and `wanted` is how often one was wanted back.
+    Evictions, faults and pins are listed from the last, and counted; `left` are the different pages that left, and
+    `wanted` is how often one was wanted back.
     """
 
     run: str
     calls: int
-    read: int = 0
     budget: int | None = None
     at: ModelCall | None = None
     largest: ModelCall | None = None
@@ -90,10 +80,10 @@ class RunWindow(Document, frozen=True):
     points: tuple[WindowPoint, ...] = ()
 
 
-def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
+def window(call: Call[RunAsked, Nothing]) -> RunWindow:
     """The requests to a run's models: their contents by kind, waste, evictions, faults and cost."""
     run = call.asked.run
-    found = windows(call.client.runtime.log, run, read_max=None if call.asked.whole else READ_MAX)
+    found = windows(call.client.runtime.log, run)
     if found is None:
         return RunWindow(run=run, calls=0)
     if call.mask:
@@ -207,6 +197,6 @@ def called(call: Call[CallAsked, Nothing]) -> CallWindow:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/window", window, asks=WindowAsked, gives=RunWindow, page="_window.html"),
+    get("/runs/{run}/window", window, asks=RunAsked, gives=RunWindow, page="_window.html"),
     get("/runs/{run}/window/{step}", called, asks=CallAsked, gives=CallWindow, page="_window_call.html"),
 )
