@@ -6,7 +6,7 @@ import shlex
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
@@ -61,7 +61,7 @@ _HIDDEN: Final = frozenset({"digest", "identity"})
 @click.option("--files", is_flag=True, help="The files of its workspace; with PATH, a folder or one file's content.")
 @click.option("--follow", "-f", is_flag=True, help="Print events as they are committed, until the run ends.")
 @click.option("--full", is_flag=True, help="Show whole values, and every entry.")
-@click.option("--all", "everything", is_flag=True, help="Every step of a long run; with --history also rewound ones.")
+@click.option("--all", "everything", is_flag=True, help="Every step of a long run.")
 def show_command(
     shell: Shell, run: str, path: str | None, number: str | None, at: str | None, svg: str | None, full: bool,
     everything: bool, **faces: bool,
@@ -93,7 +93,7 @@ def show_command(
         case ["--log"]:
             _log(shell, run, place, full=full)
         case ["--history"]:
-            _history(shell, run, everything=everything)
+            _history(shell, run)
         case ["--graph"]:
             _graph(shell, run, svg)
         case ["--window"]:
@@ -389,22 +389,15 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
     shell.print(line)
 
 
-def _history(shell: Shell, run: str, *, everything: bool) -> None:
-    from killick.history.graph.graph import PastStep, generations
-
-    log = shell.log
-    found: Sequence[boundaries.Boundary] = generations(log, run) if everything else boundaries.history(log, run)
+def _history(shell: Shell, run: str) -> None:
+    found = boundaries.history(shell.log, run)
     shell.emit([boundary(run, each) for each in found])
     table = style.table(("BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"))
     for each in found:
         took = style.span(each.ended_at - each.at) if each.ended_at is not None else ""
-        label, left = (each.label, each.left) if isinstance(each, PastStep) else (each.step, False)
-        after = f"{label}:after" if each.after is not None else ""
+        after = f"{each.step}:after" if each.after is not None else ""
         name = f"undo {each.name}" if each.sort == "undo" else each.name
-        outcome = style.status(each.outcome).append(", rewound" if left else "")
-        table.add_row(
-            f"{label}:before", after, name, style.moment(each.at), took, outcome, style="dim" if left else None
-        )
+        table.add_row(f"{each.step}:before", after, name, style.moment(each.at), took, style.status(each.outcome))
     shell.out.print(table)
 
 

@@ -19,7 +19,6 @@ from killick.history.graph import truncation as lanes
 from killick.history.graph.truncation import LaneSteps
 from killick.history.page import RedactData
 from killick.history.timeline_parts import Step
-from killick.log.boundaries import Boundary
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.facts import StepStatus
@@ -351,36 +350,6 @@ def _inside(node: Node) -> Iterator[Node]:
     for each in node.inside:
         yield each
         yield from _inside(each)
-
-
-class PastStep(Boundary, frozen=True):
-    """A step of any timeline of a run. It is `left` if rewound; `~generation` then names it."""
-
-    generation: int
-    left: bool
-
-    @property
-    def label(self) -> str:
-        """Returns the step as a position is written."""
-        return f"{self.step}~{self.generation}" if self.left else self.step
-
-
-def generations(log: Log, run: str) -> list[PastStep]:
-    """Returns every step that a run ever made, in order: current and rewound ones."""
-    head = log.head(run)
-    own = log.read(run, after=head.base, limit=max(head.seq, 1))
-    leaves = [each.seq - 1 for each in own if isinstance(each.event, e.RunRewound)]
-    found: dict[tuple[int, int], PastStep] = {}
-    for last in (head.seq, *reversed(leaves)):
-        fold = log.state(run, last).fold
-        for step in fold.steps:
-            past = PastStep(
-                step=step.id, sort=step.sort, name=step.name, before=step.intended - 1, after=step.ended or None,
-                at=step.at, ended_at=step.ended_at or None, outcome=step.status, generation=fold.facts.generation,
-                left=last != head.seq,
-            )  # fmt: skip
-            found.setdefault((step.intended, step.ended), past)
-    return [found[key] for key in sorted(found)]
 
 
 # layout -------------------------------------------------------------------------------------------
