@@ -452,7 +452,6 @@ def replay(
     agent: AnyAgent,
     *,
     check: bool = True,
-    run: str | None = None,
     secret_key: bytes | None = None,
     seconds: float = SECONDS,
 ) -> Replayed:
@@ -462,10 +461,7 @@ def replay(
     source      the export: a path, or bytes
     agent       the agent whose code is replayed
     check       raise at a divergence; otherwise return it
-    run         the id of a child in the file
     secret_key  the key of the original store, if arguments are Secrets
     seconds     the time limit
     """
-    return Replay(read(source), agent, run=run, secret_key=secret_key, asked=ReplayRequest(seconds=seconds)).outcome(
-        check
-    )
+    return Replay(read(source), agent, secret_key=secret_key, asked=ReplayRequest(seconds=seconds)).outcome(check)
