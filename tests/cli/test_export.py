@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from claims import call
-from killick.archive.export import load
+from killick.archive.export import read
 
 APP = """
 import killick
@@ -75,7 +75,7 @@ def test_fields_are_named_one_by_one_or_together(capsys: pytest.CaptureFixture[s
     data, told = exported(capsys, *how)
     assert told.rstrip().endswith("name, email redacted" if "email" in " ".join(how) else "name redacted")
     assert b"annabel" not in data
-    assert load("a.killick").run == "a"
+    assert read("a.killick").header.run == "a"
 
 
 def test_a_field_that_is_not_there_is_one_line_and_makes_no_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import killick
 from killick.agents.runtime import Runtime
-from killick.archive.export import export, load, read
+from killick.archive.export import export, read
 from killick.errors import BoundaryUnknown, ReplayDiverged
 from killick.log import Log, verify
 from killick.replay.replay import Replay
@@ -144,7 +144,7 @@ def test_a_fork_of_a_fork_that_leaves_it_before_its_own_first_event_is_exported_
         twice = kd.fork(fork.id, place, effects="live")
         assert kd.runtime.log.head(twice.id).base <= kd.runtime.log.head(fork.id).base
         for data in (kd.store.export(twice.id), kd.store.export(twice.id, redact=True)):
-            assert verify(Log(load(data).store)).problems == []
+            assert verify(Log(read(data).loaded())).problems == []
             assert followed(data).outcome == "beyond"
         kd.advance(twice.id)
         world.clear()

@@ -13,7 +13,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -252,18 +252,6 @@ def _gather(fetch: Fetch, written: Iterable[bytes], found: dict[bytes, Blob]) ->
 # reading ------------------------------------------------------------------------------------------
 
 
-class Loaded(NamedTuple):
-    """A run from a file, in its own store."""
-
-    store: MemoryStore
-    run: str
-
-
-def load(source: str | os.PathLike[str] | bytes) -> Loaded:
-    """Loads a file, or its bytes, as a store with only this run. Raises ExportBroken if its log does not verify."""
-    return read(source).loaded()
-
-
 def header_of(place: str, line: bytes, kind: str, name: str) -> dict[str, Any]:
     """The header of a file of this kind, not validated yet. Raises ExportBroken if it is no such file."""
     header: dict[str, Any] = {}
@@ -359,11 +347,11 @@ class Export:
             if not (problem.healed or erased or problem.where == "aside"):
                 raise ExportBroken(self.place, f"its log does not verify: {problem}")
 
-    def loaded(self) -> Loaded:
-        """Its run in a store of its own, verified."""
+    def loaded(self) -> MemoryStore:
+        """A store with only this run and its ancestors. Raises ExportBroken if its log does not verify."""
         store = self.store(MemoryStore)
         self.verify(store)
-        return Loaded(store, self.header.run)
+        return store
 
     def decrypt(self, store: Store) -> Export:
         """Verifies the file, and decrypts its values by the keys of the store that it comes from. A store without keys
