@@ -446,18 +446,6 @@ def test_a_long_run_is_folded_in_its_graph(show: Any) -> None:
     assert "  … 116 steps …" in show("many_1", "--graph")
 
 
-def test_a_graph_goes_into_a_file_or_down_a_pipe(
-    forked: str, show: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "family.svg"
-    assert main(["show", forked, "--graph", "--svg", str(file)]) == 0
-    assert "family.svg: 2 lanes, 7 steps" in capsys.readouterr().err
-    assert file.read_text().startswith("<svg xmlns=")
-    assert show(forked, "--svg", "-") == file.read_text()
-    assert main(["show", forked, "--svg", str(tmp_path / "no" / "where.svg")]) == 2
-    assert capsys.readouterr().err.startswith("killick: ")
-
-
 def test_a_graph_is_data_for_programs(forked: str, show: Any) -> None:
     found = json.loads(show(f"{forked}-fork", "--graph", "--json"))
     assert (found["run"], found["root"]) == ("forked_1-fork", "forked_1")
