@@ -216,7 +216,7 @@ class _GraphBuilder:
         """Adds a run's lanes: its current timeline, then its rewound parts, the latest first."""
         log, head = self.log, self.log.head(run)
         fold, ledger = log.state(run).fold, log.ledger(run)
-        stands = {effect.intended: effect.status for effect in ledger.effects}
+        stands: dict[int, EffectStatus] = {effect.intended: effect.status for effect in ledger.effects}
         self._stands |= {(run, each.key): each.status for each in ledger.effects if each.started > head.base}
         born = log.event(run, head.base + 1)
         rewinds = list(_rewinds(log, run))[::-1] if fold.facts.generation else []
