@@ -65,7 +65,6 @@ def test_every_file_of_a_store_and_every_output_is_the_owners_alone(capsys: Capt
             ("store", "export", "r", "-o", "r.killick"),
             ("store", "seal", "--new-key", "key.pem", "--out", "seal.txt"),
             ("store", "prove", "r", "1", "--out", "r.proof"),
-            ("show", "r", "--graph", "--svg", "r.svg"),
             ("store", "prune", "--older", "0s", "--to", "old.jsonl.gz", "--yes"),
         ):
             code, out, err = call(capsys, *words)

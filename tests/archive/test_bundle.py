@@ -118,7 +118,7 @@ def test_a_run_that_went_into_the_file_is_whole_in_it(
     assert there(kd) == set()
     assert done.size_bytes == (tmp_path / "old.gz").stat().st_size
     for run, told in before.items():
-        log = Log(bundle.load(tmp_path / "old.gz", run).store)
+        log = Log(bundle.load(tmp_path / "old.gz", run))
         assert verify(log).holds
         assert (export(log, run), log.state(run).to_json()) == told
     with pytest.raises(RunUnknown):
@@ -252,7 +252,7 @@ def test_what_a_fork_stands_on_stays_with_it_and_goes_with_it(
     done = old(kd, clock, tmp_path)
     assert done.kept == {"r": "live is a fork of it"}
     assert done.runs == ("gone", "base"), "forks go first"
-    assert bundle.load(tmp_path / "old.gz", "gone").store.head("base") is not None, "with what it stands on"
+    assert bundle.load(tmp_path / "old.gz", "gone").head("base") is not None, "with what it stands on"
 
 
 def test_a_child_stays_while_its_parent_may_still_ask_for_it(

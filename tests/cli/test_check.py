@@ -216,10 +216,10 @@ def test_green_is_only_what_is_whole() -> None:
 
 
 def test_what_was_not_reached_is_shown_and_a_long_list_is_cut() -> None:
-    never = tuple(f"a.py:{line} is never true" for line in range(1, 10))
-    reached = Reached(tools=3, tools_never=("x",), lines=20, lines_reached=9, branches=12, branches_never=never)
+    never = tuple(f"a.py:{line}" for line in range(1, 10))
+    reached = Reached(tools=3, tools_never=("x",), lines=20, lines_reached=11, lines_never=never)
     text = shown(Report(**REPORT, findings=(), reached=reached))
-    assert "2 of 3 tools, 9 of 20 lines, 3 of 12 branches" in text
+    assert "2 of 3 tools, 11 of 20 lines" in text
     assert "3 more" in text
 
 

@@ -16,11 +16,8 @@ import pytest
 
 import killick
 from killick.cli.main import main
-from killick.log.writer import Entry
-from killick.model import events as e
 from killick.store import SqliteStore
 from killick.store.sqlite.file import SqliteFile
-from leasing import leased_by
 
 Capture = pytest.CaptureFixture[str]
 APP = """
@@ -171,21 +168,3 @@ def test_an_effect_in_doubt_is_named_while_it_waits_for_a_person(capsys: Capture
     assert "\n  killick inbox\n" in out
     [finding] = data(capsys, code=1)["findings"]
     assert (finding["reason"], finding["runs"][0]["about"]) == ("doubt", "step 1")
-
-
-def test_a_step_in_doubt_that_waits_for_its_last_holder_is_named(capsys: Capture) -> None:
-    with killick.open("killick.db") as kd:
-        now = kd.runtime.clock.now_us()
-        kd.runtime.log.create(e.RunStarted(at=now, run="d", agent="doctored"), {"input": 1})
-        log = leased_by("w", kd.runtime.log, "d", seconds=30)
-        log.append(
-            Entry(e.RunTaken(at=now, holder="w", epoch=log.epoch)),
-            Entry(e.StepStarted(at=now, step="1", sort="tool", name="pay", effect="idempotent"), {"arguments": {}}),
-            Entry(e.StepDelayed(at=now, step="1", until=now + 75_000_000)),
-        )
-        kd.runtime.store.release("d", epoch=log.epoch)
-    out = did(capsys)
-    assert "~ 1 step in doubt is not settled yet\n" in out
-    [finding] = data(capsys)["findings"]
-    assert finding["reason"] == "grace"
-    assert finding["runs"][0]["about"].startswith("step 1, pay, in 7")

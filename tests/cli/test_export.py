@@ -1,4 +1,4 @@
-"""`killick store export`: with children, and redacted, and what each file says of itself."""
+"""`killick store export`: whole and redacted, and what each file says of itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from claims import call
-from killick.archive.export import load, read
+from killick.archive.export import read
 
 APP = """
 import killick
@@ -49,22 +49,18 @@ def exported(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[bytes, st
     return Path("a.killick").read_bytes(), found.err
 
 
-def test_with_children_the_file_has_them_and_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
-    alone, told = exported(capsys)
+def test_a_file_holds_one_run_and_can_be_verified_and_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    data, told = exported(capsys)
     assert told.startswith("a.killick: ")
-    assert "child" not in told
-    assert json.loads(alone.splitlines()[0])["version"] == 1
-    _, told = exported(capsys, "--with-children")
-    assert ", 1 child, " in told
-    assert read("a.killick").runs == ("a", "a/1")
-    assert "the file is intact: 2 runs, " in call(capsys, "store", "verify", "a.killick").out
-    assert call(capsys, "time", "replay", "a.killick", "--run", "a/1", "--agent", "app.py:below").code == 0
+    assert json.loads(data.splitlines()[0])["version"] == 1
+    assert "the file is intact: 1 run, " in call(capsys, "store", "verify", "a.killick").out
+    assert call(capsys, "time", "replay", "a.killick", "--agent", "app.py:above").code == 0
     refused = call(capsys, "time", "replay", "a.killick", "--run", "b", "--agent", "app.py:below")
-    assert (refused.code, refused.err) == (2, "killick: a.killick: has no run b; it has a, a/1\n")
+    assert (refused.code, refused.err) == (2, "killick: a.killick: is no archive of runs; leave --run out\n")
 
 
 def test_redacted_throughout_it_can_be_handed_to_anybody_and_still_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    data, told = exported(capsys, "--redact", "--with-children")
+    data, told = exported(capsys, "--redact")
     assert told.rstrip().endswith(", redacted")
     assert b"annabel" not in data
     assert b"example.org" not in data
@@ -79,7 +75,7 @@ def test_fields_are_named_one_by_one_or_together(capsys: pytest.CaptureFixture[s
     data, told = exported(capsys, *how)
     assert told.rstrip().endswith("name, email redacted" if "email" in " ".join(how) else "name redacted")
     assert b"annabel" not in data
-    assert load("a.killick").run == "a"
+    assert read("a.killick").header.run == "a"
 
 
 def test_a_field_that_is_not_there_is_one_line_and_makes_no_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -446,18 +446,6 @@ def test_a_long_run_is_folded_in_its_graph(show: Any) -> None:
     assert "  … 116 steps …" in show("many_1", "--graph")
 
 
-def test_a_graph_goes_into_a_file_or_down_a_pipe(
-    forked: str, show: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "family.svg"
-    assert main(["show", forked, "--graph", "--svg", str(file)]) == 0
-    assert "family.svg: 2 lanes, 7 steps" in capsys.readouterr().err
-    assert file.read_text().startswith("<svg xmlns=")
-    assert show(forked, "--svg", "-") == file.read_text()
-    assert main(["show", forked, "--svg", str(tmp_path / "no" / "where.svg")]) == 2
-    assert capsys.readouterr().err.startswith("killick: ")
-
-
 def test_a_graph_is_data_for_programs(forked: str, show: Any) -> None:
     found = json.loads(show(f"{forked}-fork", "--graph", "--json"))
     assert (found["run"], found["root"]) == ("forked_1-fork", "forked_1")
@@ -466,18 +454,11 @@ def test_a_graph_is_data_for_programs(forked: str, show: Any) -> None:
     ]  # fmt: skip
 
 
-def test_history_has_every_step_and_with_all_what_was_left(forked: str, show: Any) -> None:
-    now, everything = show(forked, "--history"), show(forked, "--history", "--all")
+def test_history_has_every_step_of_the_current_timeline(forked: str, show: Any) -> None:
+    now = show(forked, "--history")
     assert [line.split()[0] for line in now.splitlines()[1:]] == [f"{number}:before" for number in range(1, 6)]
-    assert [line.split()[0] for line in everything.splitlines()[1:]] == [
-        "1:before", "2:before", "3:before", "4~0:before", "5~0:before", "4:before", "5:before",
-    ]  # fmt: skip
-    assert everything.count("done, rewound") == 2
-    found = json.loads(show(forked, "--history", "--all", "--json"))
-    assert [past["step"] for past in found if past["rewound"]] == ["4", "5"]
-    for past in found:
-        place = f"{past['step']}~{past['generation']}:before" if past["rewound"] else f"{past['step']}:before"
-        assert json.loads(show(forked, "--at", place, "--state"))["seq"] == past["before"]
+    for past in json.loads(show(forked, "--history", "--json")):
+        assert json.loads(show(forked, "--at", f"{past['step']}:before", "--state"))["seq"] == past["before"]
 
 
 def test_history_has_steps_inside_a_gather(store: Path, show: Any) -> None:

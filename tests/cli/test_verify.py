@@ -16,7 +16,7 @@ import pytest
 
 import killick
 from families import fork_of
-from killick.archive.export import load
+from killick.archive.export import read
 from killick.cli.main import main
 from killick.log import Log, verify
 from killick.model import events as e
@@ -174,14 +174,14 @@ def test_a_run_is_exported_to_a_file_that_loads_and_replays(capsys: Capture) -> 
     out, err = did(capsys, "store", "export", "even", "-o", "even.killick")
     assert out == ""
     assert err.startswith("even.killick: ")
-    assert load("even.killick").run == "even"
+    assert read("even.killick").header.run == "even"
     assert replay("even.killick", keeping_agent).result == "paid 4"
 
 
 def test_without_a_file_it_goes_to_stdout(capsys: Capture) -> None:
     out, err = did(capsys, "store", "export", "odd")
     assert err == ""
-    assert load(out.encode()).run == "odd"
+    assert read(out.encode()).header.run == "odd"
 
 
 def test_a_file_that_cannot_be_written_is_one_line(capsys: Capture) -> None:
@@ -264,7 +264,7 @@ def test_one_event_can_be_erased(capsys: Capture) -> None:
 
 
 def load_after(capsys: Capture, run: str) -> Any:
-    return load(did(capsys, "store", "export", run)[0].encode()).store
+    return read(did(capsys, "store", "export", run)[0].encode()).loaded()
 
 
 def test_erasing_asks_first_and_says_what_else_goes(capsys: Capture) -> None:

@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import killick
-from killick.archive.export import load
+from killick.archive.export import read
 from killick.cli.main import main
 from killick.encryption import keyring
 from killick.encryption.master_key import LocalKey, described, master_keys
@@ -239,11 +239,11 @@ def test_an_erased_subject_is_unreadable_in_forks_children_and_renewals_and_the_
         assert report.problems == []
         assert report.erased > 4
         for run, data in kept.items():
-            loaded = load(data)  # verifies the chain, and every hash
+            loaded = read(data).loaded()  # verifies the chain, and every hash
             with pytest.raises(KeyRefused, match="is encrypted; read it through its store"):
-                Log(loaded.store).data(run, 1)
+                Log(loaded).data(run, 1)
             with pytest.raises(killick.errors.ValueErased):
-                Log(cast("Store", DecryptingStore(loaded.store, kd.runtime.store.keys))).data(run, 1)  # type: ignore[attr-defined]
+                Log(cast("Store", DecryptingStore(loaded, kd.runtime.store.keys))).data(run, 1)  # type: ignore[attr-defined]
 
 
 def test_a_subject_with_open_runs_is_not_erased_and_an_unknown_one_is_named(tmp_path: Path) -> None:

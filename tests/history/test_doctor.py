@@ -118,13 +118,15 @@ def test_a_run_that_was_left_in_the_middle_is_told_with_who_left_it(
     assert ("run", "--id", "r") in finding.next
 
 
-def test_an_answer_whose_time_was_up_is_told(kd: killick.Client, clock: killick.clock.ManualClock) -> None:
+def test_a_run_that_waits_for_an_answer_whose_time_was_up_is_due(
+    kd: killick.Client, clock: killick.clock.ManualClock
+) -> None:
     kd.start(doctor_asking, "1h", id="r")
     kd.advance("r")
     clock.advance(3_500)
     assert found(kd) == {}
     clock.advance(500)
-    assert found(kd) == {"expired": ["r"]}
+    assert found(kd) == {"due": ["r"]}
 
 
 def test_a_run_that_was_answered_and_that_nobody_takes_is_due(
@@ -167,14 +169,12 @@ def test_a_run_that_was_set_apart_is_told_with_its_reason_and_nothing_else_of_it
 
 
 def test_what_may_be_meant_so_is_told_and_is_not_wrong(kd: killick.Client, clock: killick.clock.ManualClock) -> None:
-    ran(kd, doctor_asking, None, "paused")
-    kd.pause("paused")
     kd.start(doctor_asking, None, id="silent")
     taken(kd, "silent", seconds=float("inf"))
     clock.advance(3_000)
     assert found(kd) == {}
     clock.advance(8 * DAY)
-    assert found(kd) == {"silent": ["silent"], "paused": ["paused"]}
+    assert found(kd) == {"silent": ["silent"]}
     assert look(kd).wrong == 0
 
 

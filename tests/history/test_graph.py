@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import killick
 from families import Family, claim
 from killick.history.diff import between
-from killick.history.graph.graph import Graph, Lane, Node, generations, kept, layout, run_graph
+from killick.history.graph.graph import Graph, Lane, Node, kept, layout, run_graph
 from killick.history.timeline import timeline
 from killick.log import Entry, boundaries
 from killick.model import events as e
@@ -326,20 +326,6 @@ def test_steps_of_one_number_stand_in_one_row_as_long_as_they_are_of_one_lineage
     }
     for (_, number), row in rows.items():
         assert number == "0.1" or row == int(number) - 1
-
-
-# every place --------------------------------------------------------------------------------------
-
-
-def test_every_step_that_a_run_ever_took_is_told_and_can_be_named() -> None:
-    told = claim()
-    found = generations(told.log, "r")
-    assert [past.label for past in found] == ["1", "2", "3~0", "4~0", "3", "4", "0.1"]
-    assert [past.left for past in found] == [False, False, True, True, False, False, False]
-    for past in found:
-        assert boundaries.at(told.log, "r", f"{past.label}:before").seq == past.before
-        if past.after is not None:
-            assert boundaries.at(told.log, "r", f"{past.label}:after").seq == past.after
 
 
 def gathered() -> Family:

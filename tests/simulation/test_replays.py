@@ -64,7 +64,9 @@ def test_with_fields_redacted_it_is_still_followed_to_its_end(name: str) -> None
     story = simulate(SCENARIOS[name], seed=SEED)
     log = Log(story.store)
     for row in story.store.runs(RunQuery(), limit=100):
-        data = export(log, row.run, children=True, redaction=Redaction(b"k" * 32, ("what",)))
+        if b'"what":' not in export(log, row.run):
+            continue
+        data = export(log, row.run, redaction=Redaction(b"k" * 32, ("what",)))
         replayed = Replay(Export(row.run, data), AGENTS.get(row.agent)).outcome()
         assert replayed.outcome == "agrees", (row.run, replayed.divergence)
 
@@ -72,7 +74,7 @@ def test_with_fields_redacted_it_is_still_followed_to_its_end(name: str) -> None
 @every_agent
 def test_with_everything_redacted_only_code_that_branches_on_values_parts_and_is_told_why(name: str) -> None:
     story = simulate(SCENARIOS[name], seed=SEED)
-    data = export(Log(story.store), "run", children=True, redaction=Redaction(b"k" * 32))
+    data = export(Log(story.store), "run", redaction=Redaction(b"k" * 32))
     replayed = Replay(Export("run", data), SCENARIOS[name].agent).outcome()
     if name.startswith("stages"):
         assert "the file is redacted" in str(replayed.divergence)

@@ -19,13 +19,14 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from killick.archive.export import Export, Loaded, header_of
+from killick.archive.export import Export, header_of
 from killick.archive.export import Header as RunHeader
 from killick.errors import ArchiveRefused, ExportBroken, RunUnknown
 from killick.log.progress import Progress, silent
 from killick.model import events as e
 from killick.model import hashing
 from killick.permissions import create_private
+from killick.store.memory import MemoryStore
 from killick.store.records import ENDED
 
 FORMAT: Final = "killick.archive"
@@ -95,8 +96,8 @@ def read(path: Place) -> Iterator[Export]:
     raise ExportBroken(place, f"ends after {runs:,} runs without its last line; it was truncated")
 
 
-def load(path: Place, run: str) -> Loaded:
-    """One run of an archive, as a store with only this run. Raises RunUnknown if it is not in the file."""
+def load(path: Place, run: str) -> MemoryStore:
+    """One run of an archive, in a store of its own. Raises RunUnknown if it is not in the file."""
     for found in read(path):
         if found.header.run == run:
             return found.loaded()
@@ -212,7 +213,7 @@ class Writer:
     def add(self, section: bytes) -> None:
         """Writes an exported run. Raises ExportBroken, and writes nothing, if its end cannot be verified."""
         found = Export(str(self.path), section)
-        row = found.loaded().store.index(found.header.run)
+        row = found.loaded().index(found.header.run)
         if row is None or row.status not in ENDED:
             raise ExportBroken(str(self.path), "its log does not end; `killick store verify` corrects the index")
         self._write(section)

@@ -1,7 +1,7 @@
 """A run as one file of JSON lines, and such a file as a store: complete, deterministic and verified.
 
 The first line is a header. Then come the events of the run and its fork parents, its messages, and the stored values
-that they need; on request those of its children, and redacted. The store's own key is never included.
+that they need; on request redacted. The store's own key is never included.
 docs/file-formats.md describes every line.
 """
 
@@ -10,17 +10,17 @@ from __future__ import annotations
 import hmac
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from killick.archive import rebuild
 from killick.archive.redact import Part, Redaction, redacted
-from killick.errors import ExportBroken, KillickError, LogError, RunBroken, RunUnknown, ValueBroken
+from killick.errors import ExportBroken, KillickError, LogError, RunBroken, ValueBroken
 from killick.ids import RandomIds
 from killick.log.derived import index_of
 from killick.log.log import Log
@@ -38,8 +38,8 @@ from killick.type_init import ready
 M = TypeVar("M", bound=MemoryStore)
 
 FORMAT: Final = "killick.run"
-VERSION: Final = 2
-"""The newest version of the file that this build writes and reads; a single unredacted run has version 1."""
+VERSION: Final = 1
+"""The version of the file that this build writes and reads."""
 
 
 # the lines ----------------------------------------------------------------------------------------
@@ -58,9 +58,9 @@ class Ancestor(msgspec.Struct, frozen=True, omit_defaults=True):
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", tag=FORMAT):
     """The header: the run, and the number of lines of each kind.
 
-    `children` are the runs that it spawned, and theirs. `redacted` is the last event's hash in the store, keyed by the
-    store: the plain hash would confirm a guess of the hidden values. A redacted export has its own hash chain. `fields`
-    are the redacted fields, if not everything was redacted.
+    `redacted` is the last event's hash in the store, keyed by the store: the plain hash would confirm a guess of the
+    hidden values. A redacted export has its own hash chain. `fields` are the redacted fields, if not everything was
+    redacted.
     """
 
     version: int
@@ -72,7 +72,6 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", ta
     events: int
     messages: int
     values: int
-    children: tuple[Ancestor, ...] = ()
     redacted: e.Digest | None = None
     fields: tuple[str, ...] = ()
 
@@ -125,16 +124,12 @@ _decode: Final = msgspec.json.Decoder(AnyLine).decode
 # writing ------------------------------------------------------------------------------------------
 
 
-def export(log: Log, run: str, *, children: bool = False, redaction: Redaction | None = None) -> bytes:
+def export(log: Log, run: str, *, redaction: Redaction | None = None) -> bytes:
     """Exports a run. Raises RunBroken if its log does not verify: unverified data is not exported."""
-    lineage = _lineage(log, run)
-    count = len(lineage)
-    if children:
-        lineage += [each for child in _children(log, run) for each in _lineage(log, child)]
     # An encrypted run is exported as it is stored; a redacted one is made to be read elsewhere, and is in clear.
     raw = raw_store(log.store) if redaction is None else log.store
-    parts = [_part(raw, each, whole=place >= count - 1) for place, each in enumerate(dict.fromkeys(lineage))]
-    original, found = parts[count - 1].rows[-1].hash, dict[bytes, Blob]()
+    parts = [_part(raw, each, whole=each.run == run) for each in _lineage(log, run)]
+    original, found = parts[-1].rows[-1].hash, dict[bytes, Blob]()
     if redaction is not None:
         parts = redacted(parts, log.store.pieces, redaction, found, log.secret_key(run))
     events: list[EventLine] = []
@@ -157,16 +152,15 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
         Ancestor(part.run, part.base, part.rows[-1].seq, e.to_text(part.genesis), part.parent) for part in parts
     )
     header = Header(
-        version=1 if redaction is None and len(parts) == count else VERSION,
+        version=VERSION,
         format=hashing.FORMAT,
         store=log.store.id,
         run=run,
-        lineage=there[:count],
-        hash=e.to_text(parts[count - 1].rows[-1].hash),
+        lineage=there,
+        hash=e.to_text(parts[-1].rows[-1].hash),
         events=len(events),
         messages=len(messages),
         values=len(found),
-        children=there[count:],
         redacted=None if redaction is None else e.to_text(hmac.digest(log.store.secret_key, original, "sha256")),
         fields=() if redaction is None else redaction.fields,
     )
@@ -182,20 +176,6 @@ def _part(store: Store, ancestor: Ancestor, *, whole: bool) -> Part:
         taken = {number for row in rows for number in rebuild.claims_of(event_codec.decode(row.body)).takes}
         messages = messages[: max(taken, default=0)]
     return Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
-
-
-def _children(log: Log, run: str) -> Iterator[str]:
-    """The runs that a run spawned and that are still in the store, their renewals, and theirs, each once."""
-    seen, wanted = {run}, [run]
-    while wanted:
-        spawner = wanted.pop(0)
-        spawned = [child.run for child in log.ledger(spawner).children]
-        goes_on = log.state(spawner).fold.facts.renewed_as if spawner != run else None
-        for child in (*spawned, *((goes_on,) if goes_on else ())):
-            if child not in seen and log.store.head(child) is not None:
-                seen.add(child)
-                wanted.append(child)
-                yield child
 
 
 def _lineage(log: Log, run: str) -> list[Ancestor]:
@@ -272,18 +252,6 @@ def _gather(fetch: Fetch, written: Iterable[bytes], found: dict[bytes, Blob]) ->
 # reading ------------------------------------------------------------------------------------------
 
 
-class Loaded(NamedTuple):
-    """A run from a file, in its own store."""
-
-    store: MemoryStore
-    run: str
-
-
-def load(source: str | os.PathLike[str] | bytes) -> Loaded:
-    """Loads a file, or its bytes, as a store with only this run. Raises ExportBroken if its log does not verify."""
-    return read(source).loaded()
-
-
 def header_of(place: str, line: bytes, kind: str, name: str) -> dict[str, Any]:
     """The header of a file of this kind, not validated yet. Raises ExportBroken if it is no such file."""
     header: dict[str, Any] = {}
@@ -322,9 +290,8 @@ class Export:
 
     def _header(self, line: bytes) -> Header:
         header = header_of(self.place, line, FORMAT, "an export of a run")
-        version = header.get("version")
-        if not isinstance(version, int) or not 1 <= version <= VERSION or header.get("format") != hashing.FORMAT:
-            raise ExportBroken(self.place, f"version {version}, this build of Killick reads up to {VERSION}")
+        if header.get("version") != VERSION or header.get("format") != hashing.FORMAT:
+            raise ExportBroken(self.place, f"version {header.get('version')}, this build of Killick reads {VERSION}")
         try:
             return msgspec.json.decode(line, type=ready(Header))
         except msgspec.ValidationError as error:
@@ -360,7 +327,7 @@ class Export:
         for what, (found, said) in there.items():
             if found != said:
                 raise ExportBroken(self.place, f"holds {found} of {said} {what}; it was truncated or changed")
-        ends = {each.run: each.last for each in (*header.lineage, *header.children)}
+        ends = {each.run: each.last for each in header.lineage}
         for run, rows in self.rows.items():
             if rows[-1].seq != ends.get(run):
                 raise ExportBroken(self.place, f"{run} does not end where its header says; it was truncated or changed")
@@ -375,16 +342,16 @@ class Export:
         for problem in problems:
             # Events removed by a repair keep their position. A shared value may have been erased by another run, and an
             # ancestor's value after the fork point.
-            elsewhere = problem.where == "pieces" or (problem.where == "events" and problem.run not in self.runs)
+            elsewhere = problem.where == "pieces" or (problem.where == "events" and problem.run != self.header.run)
             erased = elsewhere and problem.what.endswith("no event says it was erased")
             if not (problem.healed or erased or problem.where == "aside"):
                 raise ExportBroken(self.place, f"its log does not verify: {problem}")
 
-    def loaded(self) -> Loaded:
-        """Its main run in a store of its own, verified."""
+    def loaded(self) -> MemoryStore:
+        """A store with only this run and its ancestors. Raises ExportBroken if its log does not verify."""
         store = self.store(MemoryStore)
         self.verify(store)
-        return Loaded(store, self.header.run)
+        return store
 
     def decrypt(self, store: Store) -> Export:
         """Verifies the file, and decrypts its values by the keys of the store that it comes from. A store without keys
@@ -408,35 +375,13 @@ class Export:
         """Whether all of its values were redacted."""
         return self.header.redacted is not None and not self.header.fields
 
-    @property
-    def runs(self) -> tuple[str, ...]:
-        """The complete runs of the file: its main run, and its children."""
-        return (self.header.run, *(child.run for child in self.header.children))
-
-    def lineage(self, run: str) -> tuple[Ancestor, ...]:
-        """A run of the file with its fork ancestors, eldest first. Raises RunUnknown if it is not here."""
-        header = self.header
-        if run == header.run:
-            return header.lineage
-        known = {each.run: each for each in (*header.lineage, *header.children)}
-        if run not in self.runs:
-            raise RunUnknown(run)
-        found = [known[run]]
-        while found[0].parent is not None:
-            found.insert(0, known[found[0].parent])
-        return tuple(found)
-
-    def store(
-        self, kind: type[M], *, run: str | None = None, before: int | None = None, secret_key: bytes | None = None
-    ) -> M:
-        """A store of that kind with all runs of the file; or with one of them, or with its events before a seq."""
+    def store(self, kind: type[M], *, before: int | None = None, secret_key: bytes | None = None) -> M:
+        """A store of that kind with the run and its ancestors; or with the run's events before a seq."""
         store = kind(ids=_Known(self.header.store, secret_key))
         log = Log(store)
-        header = self.header
-        chosen = (*header.lineage, *header.children) if run is None else self.lineage(run)
         try:
-            for ancestor in dict.fromkeys(chosen):
-                self._play(store, ancestor, before if ancestor.run == run else None)
+            for ancestor in self.header.lineage:
+                self._play(store, ancestor, before if ancestor.run == self.header.run else None)
                 fold = log.state(ancestor.run).fold
                 store.reindex(ancestor.run, index_of(fold), at=fold.facts.seq)
         except (KillickError, ValueError) as error:

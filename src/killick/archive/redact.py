@@ -81,25 +81,19 @@ class Part(NamedTuple):
 def redacted(
     parts: Sequence[Part], fetch: Fetch, redaction: Redaction, found: dict[bytes, Blob], secret_key: bytes
 ) -> list[Part]:
-    """The runs, redacted; the chunks of their values are added to `found`.
-
-    Each comes after its fork parent.
-    """
+    """A run and its fork ancestors, eldest first, redacted; the chunks of their values are added to `found`."""
     logs = [_Log.of(part, fetch) for part in parts]
     redactor = _Redactor(redaction, logs, (part.run for part in parts), secret_key)
-    known: dict[str, Part] = {}
-    hashes: dict[tuple[str, int], bytes] = {}
+    made: list[Part] = []
+    hashes: dict[int, bytes] = {}
     for part, log in zip(parts, logs, strict=True):
-        redactor.begin(log, forked=part.parent is not None)
-        genesis, elder = part.genesis, part.parent
-        while elder is not None:
-            genesis = hashes.get((elder, part.base), genesis)
-            elder = known[elder].parent
+        redactor.begin(log)
+        genesis = hashes.get(part.base, part.genesis)
         rows = chained([redactor.row(*each, found) for each in log.events], genesis)
-        hashes |= {(part.run, row.seq): row.hash for row in rows}
+        hashes |= {row.seq: row.hash for row in rows}
         messages = [redactor.message(message, body, found) for message, body in log.messages]
-        known[part.run] = part._replace(genesis=genesis, rows=rows, messages=messages)
-    return list(known.values())
+        made.append(part._replace(genesis=genesis, rows=rows, messages=messages))
+    return made
 
 
 class _Log(NamedTuple):
@@ -181,11 +175,8 @@ class _Redactor:
         self._keys: dict[str, str] = {}
         self._runs = set(runs)
 
-    def begin(self, log: _Log, *, forked: bool) -> None:
-        """Starts the next run; a fork continues with its parent's steps."""
-        if not forked:
-            for known in (self._sorts, self._waits, self._digests, self._arguments):
-                known.clear()
+    def begin(self, log: _Log) -> None:
+        """Starts the next run: a fork, which continues with its parent's steps."""
         self._ahead = {}
         latest: dict[e.StepId, Any] = {}
         for seq, event, data in reversed(log.events):

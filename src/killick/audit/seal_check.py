@@ -6,7 +6,7 @@ Recorded repairs, prunes and erasures are reported as explanations, not as fault
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,7 +67,6 @@ class _Check:
         self._lines: list[str] = []
         self._hashed: list[bytes] = []
         self._wanted: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        self._trees: dict[tuple[str, int], tuple[Frontier, bytes | None]] = {}
 
     def say(self, run: str | None, what: str, seq: int | None = None) -> None:
         self._report.problems.append(Problem(where="seals", what=what, run=run, seq=seq))
@@ -171,54 +170,34 @@ class _Check:
     # the sealed runs --------------------------------------------------------------------------
 
     def runs(self, only: str | None, progress: Progress | None) -> None:
-        """Every sealed run, parents before their forks; then those that no longer exist."""
-        there = {head.run: head for _, head in heads(self._store)}
-        named = [run for run in self._wanted if only in (None, run)]
-        needed = {each.run for run in named if run in there for each in self._ancestors(there[run], there)}
-        cuts: defaultdict[str, set[int]] = defaultdict(set)
-        for run in needed:
-            elders = list(self._ancestors(there[run], there))
-            cuts[_owner(elders, there[run].base)].add(there[run].base)
+        """Every sealed run; then those that no longer exist."""
+        there = {head.run: head for _, head in heads(self._store) if only in (None, head.run)}
         for run, head in there.items():
-            if run in needed:
-                entries = self._wanted[run] if run in named else {}
-                for events in self._run(head, there, [*map(SealedRun.read, entries)], cuts[run]):
-                    if progress is not None and only in (None, run):
-                        progress(f"seal of {run}", events)
-            elif progress is not None and only in (None, run):
+            if run in self._wanted:
+                self._run(head, [*map(SealedRun.read, self._wanted[run])])
+            if progress is not None:
                 progress(f"seal of {run}", head.seq - head.base)
-        gone = [run for run in named if run not in there and self._wanted.get(run)]
+        gone = [run for run in self._wanted if only in (None, run) and run not in there]
         if gone:
             self._gone(gone)
 
-    def _ancestors(self, head: Head, there: dict[str, Head]) -> Iterator[Head]:
-        """A run and its fork ancestors."""
-        yield head
-        while head.parent is not None and head.parent in there:
-            head = there[head.parent]
-            yield head
-
-    def _run(self, head: Head, there: dict[str, Head], entries: list[SealedRun], cuts: set[int]) -> Iterator[int]:
-        """Compares a run with its entries; returns how many events were read."""
+    def _run(self, head: Head, entries: list[SealedRun]) -> None:
+        """Compares a run with its entries; a fork from the first event of its eldest ancestor."""
         at: defaultdict[int, list[SealedRun]] = defaultdict(list)
         for entry in entries:
             at[entry.seq].append(entry)
         back = next((entry for entry in entries if entry.gone is not None), None)
         wrong, fitted = None if back is None else (1, f"was sealed as {back.gone}, and is there again"), 0
+        tree = Frontier()
         try:
-            tree, before = self._start(head, there)
-            for leaf in leaves(self._store, head, after=tree.size, before=before):
+            for leaf in leaves(self._store, head):
                 tree.add(leaf.leaf)
-                if leaf.seq in cuts:
-                    self._trees[head.run, leaf.seq] = (tree.copy(), leaf.hash)
                 for entry in at.pop(leaf.seq, ()):
                     if wrong is None and entry.gone is None:
                         wrong = self._judged(entry, leaf, tree, fitted)
                         fitted = leaf.seq
-                if leaf.seq % 2_000 == 0:
-                    yield leaf.seq - head.base
         except LogMismatch as mismatch:
-            if entries and wrong is None and self._report.first(head.run) is None:
+            if wrong is None and self._report.first(head.run) is None:
                 wrong = (mismatch.seq, mismatch.what)
         else:
             beyond = max(at, default=0)
@@ -226,17 +205,6 @@ class _Check:
                 wrong = (head.seq + 1, f"ends at event {head.seq}, and was sealed at event {beyond}")
         if wrong is not None:
             self.say(head.run, wrong[1], wrong[0])
-        yield head.seq - head.base
-
-    def _start(self, head: Head, there: dict[str, Head]) -> tuple[Frontier, bytes | None]:
-        """The tree that a fork starts from: its parent's tree at the fork point."""
-        if head.parent is None or head.base == 0:
-            return Frontier(), None
-        owner = _owner(list(self._ancestors(head, there)), head.base)
-        found = self._trees.get((owner, head.base))
-        if found is None or found[1] is None:
-            raise LogMismatch(head.base, f"{owner}, which it is a fork of, does not hold at event {head.base}")
-        return found[0].copy(), found[1]
 
     def _judged(self, entry: SealedRun, leaf: Leaf, tree: Frontier, fitted: int) -> tuple[int, str] | None:
         """The problem of a run at a sealed event, if any."""
@@ -267,8 +235,3 @@ class _Check:
                 self._explain(run, f"was pruned into {pruned_runs[run][0].file}, which no seal records yet", last.seq)
             elif last.gone is None:
                 self.say(run, f"is gone: it was sealed at event {last.seq}, and nothing says where to")
-
-
-def _owner(elders: list[Head], seq: int) -> str:
-    """The run, of a fork and its ancestors, whose own log has the events before the fork's first own event."""
-    return next((each.run for each in elders[1:] if seq > each.base), elders[-1].run)

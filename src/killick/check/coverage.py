@@ -1,4 +1,4 @@
-"""Measures which tools, lines and branches of an agent its rehearsals reach. Changes nothing that they do."""
+"""Measures which tools and lines of an agent its rehearsals reach. Changes nothing that they do."""
 
 from __future__ import annotations
 
@@ -24,22 +24,6 @@ Lines = tuple[str, range]
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-class Branch(msgspec.Struct, frozen=True):
-    """One way out of a statement that decides."""
-
-    file: str
-    line: int
-    way: str
-    """What the statement would have to do: be true, be false, run, match or catch."""
-    into: range
-    """The lines of the statement that follows."""
-    after: range = range(0)
-    """The lines that have to run directly before it; any if empty."""
-
-    def __str__(self) -> str:
-        return f"{relative(self.file)}:{self.line} {self.way}"
-
-
 class Coverage:
     """Records the lines that run while it measures."""
 
@@ -47,8 +31,6 @@ class Coverage:
         self._sources = list(sources(agent.fn))
         self._codes = {source.fn.__code__: source.file for source in self._sources}
         self._hits: set[Place] = set()
-        self._arcs: set[tuple[str, int, int]] = set()
-        self._last: dict[FrameType, int] = {}
         self.measured = False
 
     @contextmanager
@@ -65,17 +47,13 @@ class Coverage:
         finally:
             sys.settrace(None)
             threading.settrace(None)
-            self._last.clear()
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         return self._trace if frame.f_code in self._codes else None
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
-            file, line = self._codes[frame.f_code], frame.f_lineno
-            self._hits.add((file, line))
-            self._arcs.add((file, self._last.get(frame, 0), line))
-            self._last[frame] = line
+            self._hits.add((self._codes[frame.f_code], frame.f_lineno))
         return self._trace
 
     def reached(self, called: Iterable[str], offered: Iterable[str]) -> Reached:
@@ -85,25 +63,12 @@ class Coverage:
         if not self.measured:
             return found
         lines = sorted({each for source in self._sources for each in _lines(source)}, key=lambda each: each[1].start)
-        branches = [branch for source in self._sources for branch in _branches(source)]
-        never = [each for each in lines if not self._has_run(*each)]
+        never = [(file, each) for file, each in lines if not any((file, line) in self._hits for line in each)]
         return msgspec.structs.replace(
             found,
             lines=len(lines),
             lines_reached=len(lines) - len(never),
             lines_never=tuple(_ranges(never)),
-            branches=len(branches),
-            branches_never=tuple(str(each) for each in branches if not self._took(each)),
-        )
-
-    def _has_run(self, file: str, lines: range) -> bool:
-        return any((file, line) in self._hits for line in lines)
-
-    def _took(self, branch: Branch) -> bool:
-        if not branch.after:
-            return self._has_run(branch.file, branch.into)
-        return any(
-            file == branch.file and last in branch.after and line in branch.into for file, last, line in self._arcs
         )
 
 
@@ -130,61 +95,21 @@ def _blocks(node: ast.AST) -> Iterator[Sequence[ast.stmt]]:
                 yield from _blocks(each)
 
 
-def _header(node: ast.AST) -> range:
-    """Returns the lines of a statement without those of the statements in it."""
-    first, last = int(getattr(node, "lineno", 1)), int(getattr(node, "end_lineno", 1))
+def _header(node: ast.stmt, offset: int) -> range:
+    """Returns the lines of a statement in its file, without those of the statements in it."""
     inner = [each.lineno for block in _blocks(node) for each in block]
-    return range(first, max(first + 1, min(inner)) if inner else last + 1)
-
-
-def _function(source: Source) -> ast.stmt:
-    return next(node for node in ast.walk(source.tree) if isinstance(node, ast.stmt))
-
-
-def _placed(source: Source, lines: range) -> range:
-    return range(lines.start + source.first - 1, lines.stop + source.first - 1)
+    end = max(node.lineno + 1, min(inner)) if inner else (node.end_lineno or node.lineno) + 1
+    return range(node.lineno + offset, end + offset)
 
 
 def _lines(source: Source) -> Iterator[Lines]:
     """Returns the statements of a function that have code of their own."""
     coded = {line for _, _, line in source.fn.__code__.co_lines() if line is not None}
-    for node in (each for block in _blocks(_function(source)) for each in block):
-        lines = _placed(source, _header(node))
+    function = next(node for node in ast.walk(source.tree) if isinstance(node, ast.stmt))
+    for node in (each for block in _blocks(function) for each in block):
+        lines = _header(node, source.first - 1)
         if not isinstance(node, ast.Try) and coded.intersection(lines):
             yield source.file, lines
-
-
-def _branches(source: Source) -> Iterator[Branch]:
-    for block in _blocks(_function(source)):
-        for node, following in zip(block, [*block[1:], None], strict=True):
-            for way, into, after in _ways(node, following):
-                if into.start > node.lineno:
-                    yield Branch(
-                        source.file, node.lineno + source.first - 1, way, _placed(source, into), _placed(source, after)
-                    )
-
-
-def _ways(node: ast.stmt, following: ast.stmt | None) -> Iterator[tuple[str, range, range]]:
-    """Returns the ways out of a statement: what it does, the lines that follow, and those that have to precede them."""
-    match node:
-        case ast.If():
-            yield "is never true", _header(node.body[0]), range(0)
-            if node.orelse:
-                yield "is never false", _header(node.orelse[0]), range(0)
-            elif following is not None:
-                yield "is never false", _header(following), _header(node)
-        case ast.For() | ast.AsyncFor() | ast.While():
-            yield "never loops", _header(node.body[0]), range(0)
-        case ast.Match():
-            yield from (
-                (f"never matches {ast.unparse(case.pattern)}", _header(case.body[0]), range(0)) for case in node.cases
-            )
-        case ast.Try():
-            for handler in node.handlers:
-                kind = ast.unparse(handler.type) if handler.type is not None else "anything"
-                yield f"never catches {kind}", _header(handler.body[0]), range(0)
-        case _:
-            pass
 
 
 def _ranges(never: Sequence[Lines]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeGuard, cast
+from typing import Any, Final, NamedTuple, cast
 
 from killick.check.samples import misfit, shown, spelled
 from killick.definitions.current import HERE
@@ -46,19 +46,6 @@ def always(value: Any) -> Always:
 def in_order(*outcomes: Any) -> InOrder:
     """Returns a fake with one outcome for each call: values, exceptions, or functions of the arguments."""
     return InOrder(outcomes)
-
-
-class Restartable(Protocol):
-    """A model's fake that counts its calls."""
-
-    def fresh(self, fn: Any) -> Any:
-        """Returns the same fake for a function, with no calls yet."""
-        ...
-
-
-def is_restartable(outcome: Any) -> TypeGuard[Restartable]:
-    # Not by isinstance: a Protocol's check takes longer than all else that a fake does.
-    return hasattr(outcome, "fresh")
 
 
 # fakes --------------------------------------------------------------------------------------------
@@ -114,7 +101,7 @@ class Fakes:
         if intent.sort == "undo":
             named = self._by_name.get(name_of(intent.fn))
             return found or named or (_NOTHING if intent.name in self._by_name else None)
-        if found is None and is_restartable(inmost(intent.fn)):
+        if found is None and hasattr(inmost(intent.fn), "fresh"):
             found = Fake(intent.name, _fresh(inmost(intent.fn), intent.fn))
             self._by_function.append((intent.fn, found))
         return found or self._by_name.get(intent.name)
@@ -234,10 +221,10 @@ _NOTHING: Final = Fake("undo", None)
 
 
 def _fresh(outcome: Any, key: Any) -> Any:
-    """Returns a model's fake without calls: fakes are used for several runs."""
+    """Returns a scripted model without calls: fakes are used for several runs."""
     if isinstance(outcome, InOrder):
         return InOrder(tuple(_fresh(each, key) for each in outcome.outcomes))
-    return outcome.fresh(key) if is_restartable(outcome) else outcome
+    return outcome.fresh(key) if hasattr(outcome, "fresh") else outcome
 
 
 def _twin(outcome: Any) -> Any:
@@ -245,7 +232,7 @@ def _twin(outcome: Any) -> Any:
         return InOrder(tuple(map(_twin, outcome.outcomes)))
     if isinstance(outcome, Always):
         return Always(_twin(outcome.value))
-    return copy(outcome) if is_restartable(outcome) else outcome
+    return copy(outcome) if hasattr(outcome, "fresh") else outcome
 
 
 def name_of(fn: Any) -> str:

@@ -71,9 +71,6 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
     lines_reached: int = 0
     lines_never: tuple[str, ...] = ()
     """Each as `file:line` or `file:first-last`."""
-    branches: int = 0
-    branches_never: tuple[str, ...] = ()
-    """Each as `file:line` and the way that none took."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

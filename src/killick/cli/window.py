@@ -18,8 +18,6 @@ from killick.history.window_report import Windows, grouped, windows
 from killick.log.boundaries import RunMoment
 from killick.presenting.windows import KINDS, NOT_HELD, WASTES, dollars, happened, share, unpriced
 
-READ_MAX: Final = 1_000
-"""Of a run of more calls some are read, unless all of them are asked for."""
 LINES_MAX: Final = 24
 """The calls of a longer run are grouped, unless every line is asked for."""
 
@@ -31,7 +29,7 @@ _COLOURS: Final = {"left": "magenta", "files": "cyan", "results": "blue", "docum
 
 def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, full: bool) -> None:
     """Prints the requests of a run's model calls."""
-    found = windows(shell.log, run, place, read_max=None if everything or shell.json else READ_MAX)
+    found = windows(shell.log, run, place)
     if found is None:
         raise CommandFailed(
             f"{run}: called no model, so there is no window; {shell.typed('show', run)} shows its steps"
@@ -94,8 +92,6 @@ def _sums(found: Windows) -> Iterator[Line]:
         text += f"; the provider counted {found.counted:,}"
         text += f", {share(found.cached, found.counted)} of them from its cache" if found.cached else ""
     yield _line("sent", text)
-    if found.read < len(found.calls):
-        yield _line("", f"by {found.read:,} calls that were read; --all reads all of them", style="dim")
     if found.without > found.sent:
         saved = Text(f"{found.without:,} tokens without the window: ")
         yield _line("instead", saved.append(f"{share(found.without - found.sent, found.without)} fewer", "bold green"))

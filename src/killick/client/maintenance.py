@@ -42,16 +42,15 @@ class Maintenance(Group[C]):
         return seal_check.verify(self._runtime.log, run, checkpoint=checkpoint, key=key)
 
     @InThread
-    def export(self, run: str, *, children: bool = False, redact: bool | Sequence[str] = False) -> bytes:
+    def export(self, run: str, *, redact: bool | Sequence[str] = False) -> bytes:
         """Exports a run as one file that can be loaded, verified and replayed anywhere. Raises RunUnknown, FieldUnknown
         if no value has a field to redact.
 
-        children  include the runs that it spawned, and theirs
-        redact    pseudonyms in place of all values, or of the fields with these names
+        redact  pseudonyms in place of all values, or of the fields with these names
         """
         fields = () if isinstance(redact, bool) else tuple(redact)
         redaction = Redaction(self._runtime.ids.key(), fields) if redact else None
-        return export(self._runtime.log, run, children=children, redaction=redaction)
+        return export(self._runtime.log, run, redaction=redaction)
 
     @InThread
     def prune(

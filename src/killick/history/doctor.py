@@ -21,7 +21,6 @@ from killick.history.run_info import blocked_by
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.facts import LIVE
-from killick.model.fold import Fold
 from killick.store.protocol import Store
 from killick.store.records import ENDED, OWN_AGENTS, READ_LIMIT, Condition, RunQuery, RunRow
 from killick.version import VERSION
@@ -45,7 +44,6 @@ LATE_US: Final = 60_000_000
 """How long a run may be due before a worker should have taken it."""
 
 SILENT_US: Final = 3_600_000_000
-PAUSED_US: Final = 7 * 86_400_000_000
 SKEW_US: Final = 1_000_000
 
 Words = tuple[str, ...]
@@ -118,13 +116,9 @@ _REASONS: Final = {
         "run is queued, and no worker takes it", "runs are queued, and no worker takes them",
         "Is a worker for {agents} running, and has it slots to spare?", (_WORKER, _BY_HAND),
     ),
-    "expired": _Reason(
-        "run waits for an answer whose time was up", "runs wait for answers whose time was up",
-        "No worker continues without the answer. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
-    ),
     "due": _Reason(
         "run is due and not continued", "runs are due and not continued",
-        "What was waited for is there. Is a worker for {agents} running, and has it slots to spare?",
+        "What was waited for is there, or its time is up. Is a worker for {agents} running, and has it slots to spare?",
         (_WORKER, _BY_HAND),
     ),
     "child": _Reason(
@@ -173,15 +167,6 @@ _REASONS: Final = {
         "run is held by a process that lives and says nothing", "runs are held by processes that live and say nothing",
         "A long step, or a process that hangs. When that process ends, another can continue the run.",
         (("show", "RUN"),), wrong=False,
-    ),
-    "grace": _Reason(
-        "step in doubt is not settled yet", "steps in doubt are not settled yet",
-        "Its last process died or hangs. The step is settled when that process can no longer be active.",
-        (("show", "RUN"),), wrong=False,
-    ),
-    "paused": _Reason(
-        "run has been paused for long", "runs have been paused for long",
-        "It stays paused until a person resumes or cancels it.", (("resume", "RUN"), ("cancel", "RUN")), wrong=False,
     ),
 }  # fmt: skip
 """Every reason to be stuck, the worst first."""
@@ -249,9 +234,6 @@ class _Scan:
         waiting = sorted(rows["waiting"] + rows["code_mismatch"], key=lambda row: row.changed_at_us)
         for row in self._first(waiting, FOLDED_MAX, "waiting"):
             self._waiting(row)
-        for row in rows["paused"]:
-            if self._now_us - row.changed_at_us > PAUSED_US:
-                self._say("paused", row, row.changed_at_us)
         if knows is not None:
             agents = {row.agent for status in LIVE for row in rows[status]}
             strange = {agent for agent in agents if not knows(agent)}
@@ -308,7 +290,6 @@ class _Scan:
         due = self._store.due(self._now_us, limit=READ_LIMIT)
         if len(due) == READ_LIMIT:
             self.unseen.append(f"runs that are due, beyond the first {READ_LIMIT:,}")
-        folds = FOLDED_MAX
         for count, row in enumerate(due):
             since = row.wake_at_us if row.wake_at_us is not None else row.changed_at_us
             if self._now_us - since < LATE_US:
@@ -322,13 +303,7 @@ class _Scan:
             elif row.status in ("queued", "running"):
                 self._say("queued" if row.status == "queued" else "left", row, since)
             else:
-                folds -= 1
-                self._say("expired" if folds >= 0 and self._has_expired(row.run) else "due", row, since)
-
-    def _has_expired(self, run: str) -> bool:
-        waits = fold.facts.waits.values() if (fold := self._fold(run)) is not None else ()
-        asked = [wait for wait in waits if wait.waits_for in ("answer", "settlement")]
-        return any(wait.deadline is not None and wait.deadline <= self._now_us for wait in asked)
+                self._say("due", row, since)
 
     def _running(self, row: RunRow) -> None:
         head = self._store.head(row.run)
@@ -344,9 +319,10 @@ class _Scan:
                 self._say("silent", row, last.at, f"by {head.holder}")
 
     def _waiting(self, row: RunRow) -> None:
-        if (fold := self._fold(row.run)) is None:
-            return
-        facts = fold.facts
+        try:
+            facts = self._log.state(row.run).fold.facts
+        except KillickError:
+            return  # `verify` reports it
         if facts.mend:
             what = self._event(row.run, facts.mend)
             at = f"at step {what.step}" if isinstance(what, e.RunDiverged) else ""
@@ -360,10 +336,6 @@ class _Scan:
                 self._say("child", row, wait.at, wait.name)
             elif wait.waits_for == "settlement":
                 self._say("doubt", row, wait.at, f"step {wait.step}")
-        for step in (fold.steps[index] for index in facts.pending.values()):
-            if step.delayed_until is not None and step.attempts and not step.attempts[-1].ended:
-                left = max(step.delayed_until - self._now_us, 0) // 1_000_000
-                self._say("grace", row, step.attempts[-1].at, f"step {step.id}, {step.name}, in {left} s")
 
     def _is_over(self, run: str) -> bool:
         """Returns whether a run and its continuations have ended or are gone."""
@@ -375,12 +347,6 @@ class _Scan:
         head = self._store.head(run)
         last = self._event(run, head.seq) if head is not None else None
         return self._is_over(last.run) if isinstance(last, e.RunRenewed) else True
-
-    def _fold(self, run: str) -> Fold | None:
-        """Returns the fold of a log; None if unreadable, which `verify` reports."""
-        with suppress(KillickError):
-            return self._log.state(run).fold
-        return None
 
     def _event(self, run: str, seq: int) -> e.Event | None:
         with suppress(KillickError):

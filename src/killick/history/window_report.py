@@ -7,7 +7,7 @@ estimates, so that they are comparable; the provider's counts are listed too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -29,9 +29,6 @@ from killick.window.usage import KINDS, OWN_TOOLS, EvictedPart, Kind, RequestUsa
 
 WINDOWS_VERSION: Final = 1
 """The version of the JSON form, which docs/file-formats.md describes."""
-
-_MESSAGES_EACH: Final = 6
-"""The message budget for each call read of a long run."""
 
 _AT_ONCE: Final = 256
 """The number of calls whose values are fetched together."""
@@ -155,8 +152,6 @@ class Windows(_Part, frozen=True):
     run: str
     at: ModelCall
     messages: int
-    read: int
-    """The number of calls read; sizes in between are interpolated."""
     fills: tuple[WindowShare, ...]
     pages: tuple[WindowPage, ...]
     budget: int | None
@@ -191,43 +186,31 @@ def windows(
     run: str,
     place: RunMoment | None = None,
     *,
-    read_max: int | None = None,
     prices: Prices | None = None,
     tokens: Tokens = estimate,
 ) -> Windows | None:
-    """Reports on a run's model requests, at its head or at a position; None if it called no model.
-
-    Of a run with more than `read_max` calls only some are read, including the first and the last; sizes in between are
-    interpolated.
-    """
+    """Reports on a run's model requests, at its head or at a position; None if it called no model."""
     at = log.head(run).seq if place is None else place.seq
     keep = place.keep if place is not None else ()
     rows = {row.seq: row for row in log.rows(run) if row.seq <= at or row.seq in keep}
     fold = log.state(run, None if place is None else at, keep=keep).fold
     reading = _ReportBuilder(log, run, rows, fold, tokens)
-    reading.read(read_max)
+    reading.read()
     return reading.document(prices or Prices()) if reading.lines else None
 
 
 class _Line(msgspec.Struct):
-    """A call while it is processed; `filled` is None if it is only counted."""
+    """A call while it is processed."""
 
     step: Step
+    scope: str
+    """The branch of its conversation."""
     usage: e.Usage
-    model: str = ""
-    filled: RequestUsage | None = None
-    described: Mapping[str, int] = {}
+    model: str
+    filled: RequestUsage
+    described: Mapping[str, int]
     evicted: int = 0
     faulted: int = 0
-    sent: int = 0
-    without: int = 0
-    stale: int = 0
-    duplicate: int = 0
-
-    @property
-    def scope(self) -> str:
-        """The branch of its conversation."""
-        return self.step.id.rpartition(".")[0]
 
 
 class _ReportBuilder:
@@ -251,38 +234,22 @@ class _ReportBuilder:
         self.faults: list[Fault] = []
         self.pins: list[Pin] = []
 
-    def read(self, read_max: int | None) -> None:
+    def read(self) -> None:
         decided = [
             (seq, event) for seq, event in timeline(self._decisions()) if isinstance(event, page_events.PageEvent)
         ]
         decided.reverse()
-        chosen = range(len(self._steps)) if read_max is None else self._chosen(read_max)
-        self._expect(chosen)
-        for number, step in enumerate(self._steps):
+        self._expect()
+        for step in self._steps:
             while decided and decided[-1][0] < step.intended:
                 self._decided(*decided.pop())
-            self._call(step, is_read=number in chosen)
+            self._call(step)
         while decided:
             self._decided(*decided.pop())
-        while self.lines and self.lines[-1].filled is None:
-            self.lines.pop()
-        self._between()
 
-    def _chosen(self, read_max: int) -> Collection[int]:
-        """Selects calls of a long run, as many as can be read quickly, given the last one's length."""
-        count = len(self._steps)
-        if count <= read_max:
-            return range(count)
-        request = request_of(self._arguments(self._steps[-1]))
-        each = len(request[0]) if request is not None else 0
-        some = min(max(read_max * _MESSAGES_EACH // max(each, 1), 5), read_max)
-        return {round(at * (count - 1) / some) for at in range(some + 1)}
-
-    def _expect(self, chosen: Collection[int]) -> None:
-        wanted = sorted(chosen)
-        for start in range(0, len(wanted), _AT_ONCE):
-            steps = (self._steps[number] for number in wanted[start : start + _AT_ONCE])
-            raws = (self._rows[step.edited or step.intended].data for step in steps)
+    def _expect(self) -> None:
+        for start in range(0, len(self._steps), _AT_ONCE):
+            raws = (self._rows[step.edited or step.intended].data for step in self._steps[start : start + _AT_ONCE])
             self._sharing.expect(raw for raw in raws if raw is not None)
 
     def _decisions(self) -> list[tuple[int, e.Event]]:
@@ -335,30 +302,21 @@ class _ReportBuilder:
 
     # one call ---------------------------------------------------------------------------------------
 
-    def _arguments(self, step: Step) -> Any:
+    def _call(self, step: Step) -> None:
         raw = self._rows[step.edited or step.intended].data
-        return self._sharing.unpack(raw).get("arguments") if raw is not None else None
-
-    def _call(self, step: Step, *, is_read: bool) -> None:
-        line = _Line(step, self._usage(step))
-        line.model = line.usage.model
-        if is_read:
-            arguments = self._arguments(step)
-            request = request_of(arguments)
-            if request is None:
-                return
-            filling = self._last = self._filling(line.scope)
-            filled = line.filled = filling.fill(*request)
-            line.described = {schema.name: schema.tokens for schema in filling.schemas(request[1])}
-            line.sent, line.without = filled.tokens, filled.without
-            line.stale, line.duplicate = filled.stale, filled.duplicate
-            named = arguments.get("model")
-            line.model = line.model or (named if isinstance(named, str) else "")
-        elif not self.lines:
+        arguments: Any = self._sharing.unpack(raw).get("arguments") if raw is not None else None
+        if (request := request_of(arguments)) is None:
             return
+        scope = step.id.rpartition(".")[0]
+        filling = self._last = self._filling(scope)
+        usage, named = self._usage(step), arguments.get("model")
+        model = usage.model or (named if isinstance(named, str) else "")
+        filled = filling.fill(*request)
+        described = {schema.name: schema.tokens for schema in filling.schemas(request[1])}
+        line = _Line(step, scope, usage, model, filled, described)
         self.lines.append(line)
-        number = self._latest[line.scope] = len(self.lines)
-        for at in self._waiting.pop(line.scope, ()):
+        number = self._latest[scope] = len(self.lines)
+        for at in self._waiting.pop(scope, ()):
             self.evictions[at] = replace(self.evictions[at], call=number)
             line.evicted += len(self.evictions[at].pages)
 
@@ -367,35 +325,17 @@ class _ReportBuilder:
         event = event_codec.decode(row.body) if row is not None else None
         return event.usage or e.Usage() if isinstance(event, e.AttemptEnded) else e.Usage()
 
-    def _between(self) -> None:
-        """Interpolates the sizes of unread calls."""
-        read = [at for at, line in enumerate(self.lines) if line.filled is not None]
-        for start, end in pairwise(read):
-            old, new = self.lines[start], self.lines[end]
-            for at in range(start + 1, end):
-                line, part = self.lines[at], (at - start) / (end - start)
-                for name in ("sent", "without", "stale", "duplicate"):
-                    setattr(line, name, round(getattr(old, name) * (1 - part) + getattr(new, name) * part))
-                # The provider's count is more accurate than interpolation, unless it is implausible.
-                ratios = [each.sent / each.usage.tokens_in for each in (old, new) if each.usage.tokens_in]
-                if line.usage.tokens_in and len(ratios) == 2 and 0.4 < min(ratios) <= max(ratios) < 2.5:
-                    line.sent = round(line.usage.tokens_in * (ratios[0] * (1 - part) + ratios[1] * part))
-                    line.without = max(line.without, line.sent)
-                line.described, line.model = new.described, line.model or new.model
-
     # the report -------------------------------------------------------------------------------------
 
     def document(self, prices: Prices) -> Windows:
         filled = self.lines[-1].filled
-        assert filled is not None
         fills = (WindowShare(kind=kind, tokens=filled.kinds[kind], pieces=filled.counts[kind]) for kind in KINDS)
         calls = tuple(_sent(number, line) for number, line in enumerate(self.lines, 1))
         batches = [each for each in self.evictions if each.because in ("pays", "budget")]
         wanted = [fault.page for fault in self.faults if fault.how in ("recalled", "repeated", "reread")]
         wanted = [page for page in wanted if not page.startswith("tool:")]
         return Windows(
-            version=WINDOWS_VERSION, run=self._run, at=calls[-1], messages=filled.messages,
-            read=sum(line.filled is not None for line in self.lines), budget=self.budget,
+            version=WINDOWS_VERSION, run=self._run, at=calls[-1], messages=filled.messages, budget=self.budget,
             fills=tuple(fill for fill in fills if fill.pieces), pages=tuple(self._pages()),
             sent=sum(call.sent for call in calls), without=sum(call.without for call in calls),
             counted=sum(call.counted or 0 for call in calls), cached=sum(call.cached for call in calls),
@@ -413,8 +353,8 @@ class _ReportBuilder:
         names = tuple(name for name, _ in unused.most_common(_NAMES_MAX))
         return (
             Waste(kind="unused", tokens=unused.total(), names=names),
-            Waste(kind="stale", tokens=sum(line.stale for line in self.lines)),
-            Waste(kind="duplicate", tokens=sum(line.duplicate for line in self.lines)),
+            Waste(kind="stale", tokens=sum(line.filled.stale for line in self.lines)),
+            Waste(kind="duplicate", tokens=sum(line.filled.duplicate for line in self.lines)),
         )
 
     def _pages(self) -> Iterator[WindowPage]:
@@ -438,8 +378,8 @@ class _ReportBuilder:
             if price is None and not usage.cost_micros:
                 unpriced.add(line.model)
                 continue
-            read = usage.tokens_in or line.sent
-            whole = round(read * line.without / line.sent) if line.sent else read
+            read = usage.tokens_in or line.filled.tokens
+            whole = round(read * line.filled.without / line.filled.tokens) if line.filled.tokens else read
             known = min(sent_before.get(line.scope, 0), whole) if caches else 0
             sent_before[line.scope] = whole
             # A contract may have its own prices: the recorded cost uses them.
@@ -460,9 +400,9 @@ _PAGES: Final[Mapping[Kind, str]] = {"files": "file", "results": "result", "docu
 
 def _sent(number: int, line: _Line) -> ModelCall:
     return ModelCall(
-        number=number, step=line.step.id, at_us=line.step.at, model=line.model, sent=line.sent, without=line.without,
-        counted=line.usage.tokens_in or None, cached=line.usage.tokens_cached, evicted=line.evicted,
-        faulted=line.faulted,
+        number=number, step=line.step.id, at_us=line.step.at, model=line.model, sent=line.filled.tokens,
+        without=line.filled.without, counted=line.usage.tokens_in or None, cached=line.usage.tokens_cached,
+        evicted=line.evicted, faulted=line.faulted,
     )  # fmt: skip
 
 

@@ -40,10 +40,6 @@ class Frontier:
         self.peaks.append(leaf)
         self.size += 1
 
-    def copy(self) -> Frontier:
-        """Returns an independent copy."""
-        return Frontier(self.size, self.peaks)
-
     @property
     def root(self) -> bytes:
         """Returns the root hash."""

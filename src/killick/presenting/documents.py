@@ -421,11 +421,8 @@ class StepBoundary(Document, frozen=True):
     started_at_us: int
     ended_at_us: int | None
     status: str
-    generation: int | None = None
-    rewound: bool = False
 
 
 def boundary(run: str, part: Boundary) -> StepBoundary:
-    """A step of a run's current timeline, or of a rewound one."""
-    rewound = getattr(part, "left", False)
-    return StepBoundary.of(part, run=run, kind=part.sort, started_at_us=part.at, status=part.outcome, rewound=rewound)
+    """A step of a run's current timeline."""
+    return StepBoundary.of(part, run=run, kind=part.sort, started_at_us=part.at, status=part.outcome)

@@ -53,25 +53,23 @@ def _ignore(played: Played) -> None:
 
 
 class Replay:
-    """The replay of one run of an export, with one agent."""
+    """The replay of an exported run, with one agent."""
 
     def __init__(
         self,
         export: Export,
         agent: AnyAgent,
         *,
-        run: str | None = None,
         secret_key: bytes | None = None,
         asked: ReplayRequest | None = None,
         tell: Callable[[Played], None] = _ignore,
     ) -> None:
         self.export = export
         self.agent = agent
-        self.run = run or export.header.run
+        self.run = export.header.run
         self.secret_key = secret_key = secret_key or export.secret_key
         self.asked_for = asked or ReplayRequest()
         self._tell = tell
-        export.lineage(self.run)
         world = export.store(SandboxStore, secret_key=secret_key)
         export.verify(world)
         self.log = Log(world)
@@ -140,8 +138,7 @@ class Replay:
 
     def _values(self) -> Iterator[dict[str, Any]]:
         """All values of the export."""
-        for run in self.export.runs:
-            yield from (self.log.data(run, row.seq) for row in self.log.rows(run) if row.data is not None)
+        return (self.log.data(self.run, row.seq) for row in self.log.rows(self.run) if row.data is not None)
 
     def _redacted(self, sought: Secrets) -> Iterator[int]:
         """Returns the intentions with redacted arguments: pseudonyms cannot show that the code changed."""
@@ -189,7 +186,7 @@ class Replay:
 
     def _transitions(self) -> Iterator[Step]:
         """Replays the transitions of a state machine, which the engine itself would not execute again."""
-        base = self.export.lineage(self.run)[-1].base
+        base = self.export.header.lineage[-1].base
         for index in self.state.fold.tops if self.agent.is_machine else ():
             step = self.state.fold.steps[index]
             if step.sort == "scope" and step.name == "transition" and step.status == "done" and step.ended > base:
@@ -219,7 +216,7 @@ class Replay:
     def _advanced(
         self, before: int | None, *, until: str | None = None, has_ended: bool = False
     ) -> tuple[RunOutcome | None, SandboxStore]:
-        world = self.export.store(SandboxStore, run=self.run, before=before, secret_key=self.secret_key)
+        world = self.export.store(SandboxStore, before=before, secret_key=self.secret_key)
         clock = ManualClock(world.prepare(self.run, has_ended=has_ended))
         world.restrict_to(self.run, until=until, scopes=self.scopes)
         self._world, self._until = world, until

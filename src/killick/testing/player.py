@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, overload
 
 from killick.archive.export import read
 from killick.blocking import Awaits, Blocks, OnLoop
-from killick.check.fakes import Fakes, called_for, name_of
+from killick.check.fakes import Fakes, called_for
 from killick.check.samples import shown
 from killick.client.client import Client
 from killick.client.start import outcome
@@ -31,7 +31,7 @@ from killick.engine.steps.intention import Intent
 from killick.engine.views import RunInfo, Wait
 from killick.errors import KillickError, RunElsewhere, RunError
 from killick.ids import Ids, SeededIds
-from killick.log import Log, Recorded
+from killick.log import Log
 from killick.model.retry import seconds
 from killick.model.state import State
 from killick.replay.replay import Replay
@@ -134,7 +134,7 @@ class _Played(Generic[O]):
 
     @property
     def client(self) -> Client:
-        """The client of the current process; another one after a crash."""
+        """The client of the current process, for all else that people and programs do; another one after a crash."""
         return self._process.client
 
     @property
@@ -150,14 +150,6 @@ class _Played(Generic[O]):
     def state(self) -> State:
         """The run's state."""
         return self.client.state(self.run)
-
-    @property
-    def events(self) -> Sequence[Recorded]:
-        """The run's events so far."""
-        found: list[Recorded] = []
-        while more := self.client.events(self.run, after=found[-1].seq if found else 0):
-            found += more
-        return found
 
     @property
     def waits(self) -> Sequence[Wait]:
@@ -202,11 +194,6 @@ class _Played(Generic[O]):
         """
         return [arguments for intent, arguments in self._called if called_for(of, intent)]
 
-    @property
-    def called(self) -> list[str]:
-        """The names of all called tools and models, in order."""
-        return [name_of(intent.fn) if intent.sort == "undo" else intent.name for intent, _ in self._called]
-
     def _standing(self) -> str:
         """The run's position, in words."""
         info = self.info
@@ -239,30 +226,6 @@ class _Played(Generic[O]):
         asked = [each for each in self.waits if each.verbs]
         target = asked[0].id if wait is None and len(asked) == 1 else self.run if wait is None else wait
         self.client.answer(target if isinstance(target, str) else target.id, verb, value=value, by=by, comment=comment)
-
-    def send(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> None:  # noqa: A002
-        """Sends the run a message. The id deduplicates it."""
-        self.client.send(self.run, name, body, id=id, by=by)
-
-    def say(self, text: str, *, by: str | None = None) -> None:
-        """Sends text of the user; the run's loop reads it before its next model call."""
-        self.client.say(self.run, text, by=by)
-
-    def pause(self, *, by: str | None = None) -> None:
-        """Pauses the run at its next step."""
-        self.client.pause(self.run, by=by)
-
-    def resume(self, *, by: str | None = None) -> str:
-        """Resumes a paused or failed run and returns a description."""
-        return self.client.resume(self.run, by=by)
-
-    def cancel(self, *, compensate: bool = False, by: str | None = None) -> None:
-        """Cancels the run when it is driven next; with `compensate`, undoes its effects."""
-        self.client.cancel(self.run, compensate=compensate, by=by)
-
-    def set(self, *, by: str | None = None, **changes: Any) -> None:
-        """Changes entries of the run's context, as a person does by `kd.edit.set`."""
-        self.client.edit.set(self.run, by=by, **changes)
 
     def crash(self) -> None:
         """Crashes the process: its memory is lost, and the run recovers from the store when it is driven."""
@@ -452,7 +415,6 @@ def replay(
     agent: AnyAgent,
     *,
     check: bool = True,
-    run: str | None = None,
     secret_key: bytes | None = None,
     seconds: float = SECONDS,
 ) -> Replayed:
@@ -462,10 +424,7 @@ def replay(
     source      the export: a path, or bytes
     agent       the agent whose code is replayed
     check       raise at a divergence; otherwise return it
-    run         the id of a child in the file
     secret_key  the key of the original store, if arguments are Secrets
     seconds     the time limit
     """
-    return Replay(read(source), agent, run=run, secret_key=secret_key, asked=ReplayRequest(seconds=seconds)).outcome(
-        check
-    )
+    return Replay(read(source), agent, secret_key=secret_key, asked=ReplayRequest(seconds=seconds)).outcome(check)

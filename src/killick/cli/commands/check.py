@@ -29,7 +29,7 @@ from killick.version import VERSION
 
 FILE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
 MISSED_MAX: Final = 6
-"""How many lines and branches that no rehearsal reached are listed."""
+"""How many lines that no rehearsal reached are listed."""
 PATIENCE_SECONDS: Final = 60
 """How long one rehearsal may compute without ever letting go, before it is taken for one that never ends."""
 
@@ -177,12 +177,9 @@ def _reached(reached: Reached) -> Text:
     """The steps that the rehearsals reached, and those that none did."""
     never = len(reached.tools_never)
     parts = [f"{reached.tools - never} of {counted(reached.tools, 'tool')}"] if reached.tools else []
-    branches = reached.branches - len(reached.branches_never)
     if reached.lines:
         parts.append(f"{reached.lines_reached} of {reached.lines} lines")
-    if reached.branches:
-        parts.append(f"{branches} of {counted(reached.branches, 'branch', 'branches')}")
-    missed = reached.branches_never or reached.lines_never  # the lines of a branch that was not taken are its own
+    missed = reached.lines_never
     shown = [*missed[:MISSED_MAX], *([f"{len(missed) - MISSED_MAX} more"] if len(missed) > MISSED_MAX else [])]
     return Text.assemble(", ".join(parts), *((f"\nnot: {', '.join(shown)}", "yellow"),) if shown else ())
 

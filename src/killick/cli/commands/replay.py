@@ -34,7 +34,7 @@ _CHANGES_MAX: Final = 12
 @click.option("--to", metavar="STEP", help="Stop when this step has its outcome; 6:before stops before it.")
 @click.option("--break", "stop_at", metavar="STEP", help="Open the debugger in the agent's code at this step.")
 @click.option("--agent", "target", metavar="TARGET", help="The agent: app.py:agent, module:agent, or its name.")
-@click.option("--run", metavar="RUN", help="A run of the file: a child, or one of an archive.")
+@click.option("--run", metavar="RUN", help="The run, of an archive.")
 def replay_command(
     shell: Shell, source: str, to: str | None, stop_at: str | None, target: str | None, run: str | None
 ) -> Exit:
@@ -48,11 +48,10 @@ def replay_command(
       killick time replay claim_17 --agent app.py:review --to 6
     """
     found, key = _found(shell, source, run)
-    name = run or found.header.run
-    agent = _agent(shell, found, name, target)
+    agent = _agent(shell, found, target)
     asked = ReplayRequest(to=to, stop_at=stop_at, here=True, seconds=None if stop_at is not None else SECONDS)
     screen = _Screen(shell)
-    replay = Replay(found, agent, run=run, secret_key=key, asked=asked, tell=screen.step)
+    replay = Replay(found, agent, secret_key=key, asked=asked, tell=screen.step)
     screen.begin(replay, source)
     with contextlib.redirect_stdout(sys.stderr) if shell.json else contextlib.nullcontext():
         replayed = replay.outcome()
@@ -68,15 +67,15 @@ def replay_command(
 
 def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | None]:
     """A copy of a run of the store, with the key of its secrets; or the export in a file."""
-    is_file = Path(source).is_file()
-    if not is_file or (shell.exists and not bundle.is_archive(source) and shell.store.head(source) is not None):
+    is_file, is_archive = Path(source).is_file(), bundle.is_archive(source)
+    if run is not None and not is_archive:
+        raise CommandFailed(f"{source}: is no archive of runs; leave --run out")
+    if not is_file or (shell.exists and not is_archive and shell.store.head(source) is not None):
         log = shell.log
-        found = Export(source, export(log, shell.run(source), children=run is not None)).decrypt(log.store)
+        found = Export(source, export(log, shell.run(source))).decrypt(log.store)
         return found, found.secret_key or log.store.secret_key
-    if not bundle.is_archive(source):
+    if not is_archive:
         found = read(source)
-        if run is not None and run not in found.runs:
-            raise CommandFailed(f"{source}: has no run {run}; it has {', '.join(found.runs)}")
     else:
         archived = next((each for each in bundle.read(source) if run is None or each.header.run == run), None)
         if archived is None:
@@ -86,23 +85,17 @@ def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | 
     return found.decrypt(shell.store) if shell.exists else found, None
 
 
-def _agent(shell: Shell, found: Export, run: str, target: str | None) -> AnyAgent:
+def _agent(shell: Shell, found: Export, target: str | None) -> AnyAgent:
     """The agent that is named, or the one that the record names, in the app or in a file here."""
     if target is not None:
         return shell.agent(target)
-    name = _name_of(found, run)
+    first = found.rows[found.header.lineage[0].run][0]
+    name: str = msgspec.json.decode(first.body).get("agent", "")
     if (agent := shell.agent_of(name)) is not None:
         return agent
     here = shell.targets_of(name)
     which = f"which of them: --agent {' or '.join(here)}?" if here else f"where is it? Name it: --agent app.py:{name}"
-    raise CommandFailed(f"{run}: was a run of {name}; {which}")
-
-
-def _name_of(found: Export, run: str) -> str:
-    """The agent whose run it is, as its first event says."""
-    first = found.rows[found.lineage(run)[0].run][0]
-    name: str = msgspec.json.decode(first.body).get("agent", "")
-    return name
+    raise CommandFailed(f"{found.header.run}: was a run of {name}; {which}")
 
 
 # output -------------------------------------------------------------------------------------------

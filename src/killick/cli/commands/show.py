@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
@@ -25,7 +24,7 @@ from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import VOTE
 from killick.engine.views import key_of
 from killick.history import listing, run_info
-from killick.history.phrasing import build_text, counted, process
+from killick.history.phrasing import build_text, process
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Moment, Wait
 from killick.log import boundaries
@@ -56,14 +55,13 @@ _HIDDEN: Final = frozenset({"digest", "identity"})
 @click.option("--log", is_flag=True, help="Every event.")
 @click.option("--history", is_flag=True, help="The places that --at, diff, fork and rewind can name.")
 @click.option("--graph", is_flag=True, help="An outline of it with its forks, children and rewinds.")
-@click.option("--svg", metavar="FILE", help="A drawing of the same into a file; - is the standard output.")
 @click.option("--window", is_flag=True, help="The context window: its contents, its waste, its evictions.")
 @click.option("--files", is_flag=True, help="The files of its workspace; with PATH, a folder or one file's content.")
 @click.option("--follow", "-f", is_flag=True, help="Print events as they are committed, until the run ends.")
 @click.option("--full", is_flag=True, help="Show whole values, and every entry.")
-@click.option("--all", "everything", is_flag=True, help="Every step of a long run; with --history also rewound ones.")
+@click.option("--all", "everything", is_flag=True, help="Every step of a long run.")
 def show_command(
-    shell: Shell, run: str, path: str | None, number: str | None, at: str | None, svg: str | None, full: bool,
+    shell: Shell, run: str, path: str | None, number: str | None, at: str | None, full: bool,
     everything: bool, **faces: bool,
 ) -> Exit | None:  # fmt: skip
     """Show one run: its position, what it waits for and the next command; then what happened and why.
@@ -74,7 +72,7 @@ def show_command(
       killick show claim_17 --at 6:before --state
       killick show fix_17 --files --at 6:before src/app.py
     """
-    faces |= {"why": number is not None, "graph": faces["graph"] or svg is not None}
+    faces |= {"why": number is not None}
     chosen = sorted(f"--{name}" for name, is_asked in faces.items() if is_asked)
     if len(chosen) > 1 or (at and chosen and chosen[0] in ("--follow", "--graph", "--history")):
         raise CommandFailed(f"{' and '.join([*chosen, *(['--at'] if at else [])])} do not go together; choose one")
@@ -93,9 +91,9 @@ def show_command(
         case ["--log"]:
             _log(shell, run, place, full=full)
         case ["--history"]:
-            _history(shell, run, everything=everything)
+            _history(shell, run)
         case ["--graph"]:
-            _graph(shell, run, svg)
+            _graph(shell, run)
         case ["--window"]:
             from killick.cli.window import show as show_window
 
@@ -389,22 +387,15 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
     shell.print(line)
 
 
-def _history(shell: Shell, run: str, *, everything: bool) -> None:
-    from killick.history.graph.graph import PastStep, generations
-
-    log = shell.log
-    found: Sequence[boundaries.Boundary] = generations(log, run) if everything else boundaries.history(log, run)
+def _history(shell: Shell, run: str) -> None:
+    found = boundaries.history(shell.log, run)
     shell.emit([boundary(run, each) for each in found])
     table = style.table(("BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"))
     for each in found:
         took = style.span(each.ended_at - each.at) if each.ended_at is not None else ""
-        label, left = (each.label, each.left) if isinstance(each, PastStep) else (each.step, False)
-        after = f"{label}:after" if each.after is not None else ""
+        after = f"{each.step}:after" if each.after is not None else ""
         name = f"undo {each.name}" if each.sort == "undo" else each.name
-        outcome = style.status(each.outcome).append(", rewound" if left else "")
-        table.add_row(
-            f"{label}:before", after, name, style.moment(each.at), took, outcome, style="dim" if left else None
-        )
+        table.add_row(f"{each.step}:before", after, name, style.moment(each.at), took, style.status(each.outcome))
     shell.out.print(table)
 
 
@@ -414,21 +405,12 @@ _DRAWN: Final = {
 }  # fmt: skip
 
 
-def _graph(shell: Shell, run: str, file: str | None) -> None:
+def _graph(shell: Shell, run: str) -> None:
     from killick.history.graph.graph import run_graph
-    from killick.history.graph.svg import svg as svg_of
     from killick.history.graph.text import outline
 
     found = run_graph(shell.log, run)
-    if file is not None:
-        drawn = svg_of(found, text_of=reply_text)
-        if file == "-":
-            sys.stdout.write(drawn)
-            return
-        shell.save(file, drawn.encode())
-        steps = sum(node.folded or 1 for lane in found.lanes for node in lane.nodes)
-        shell.note(f"{file}: {counted(len(found.lanes), 'lane')}, {counted(steps, 'step')}")
-    elif shell.json:
+    if shell.json:
         shell.emit(found.document())
     else:
         for line in outline(found, text_of=reply_text):

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from killick.clock import timestamp
 from killick.history.compare_runs import Condition, changed_in, place_of
-from killick.history.graph import truncation as lanes
 from killick.history.graph.truncation import LaneSteps
 from killick.history.page import RedactData
 from killick.history.timeline_parts import Step
-from killick.log.boundaries import Boundary
 from killick.log.log import Log
+from killick.log.paging import pages
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.facts import StepStatus
 from killick.model.fold import Fold
@@ -188,6 +188,16 @@ def _children(ledger: Ledger) -> list[str]:
     return list(dict.fromkeys(child.run for child in ledger.children[-CHILDREN_MAX:]))
 
 
+def _rewinds(log: Log, run: str) -> Iterator[tuple[int, e.RunRewound]]:
+    """Yields a run's own rewinds."""
+    for rows in pages(log.store, run, after=log.head(run).base, data=False):
+        for row in rows:
+            if row.body.startswith(b'{"kind":"run.rewound"'):
+                event = event_codec.decode(row.body)
+                assert isinstance(event, e.RunRewound)
+                yield row.seq, event
+
+
 class _GraphBuilder:
     """Builds lanes, run by run, each after its parent."""
 
@@ -206,19 +216,16 @@ class _GraphBuilder:
         """Adds a run's lanes: its current timeline, then its rewound parts, the latest first."""
         log, head = self.log, self.log.head(run)
         fold, ledger = log.state(run).fold, log.ledger(run)
-        is_long = len(fold.steps) > lanes.LONG
-        stands: Mapping[int, EffectStatus] = lanes.EffectStatuses(ledger)
-        if not is_long:
-            stands = {effect.intended: effect.status for effect in ledger.effects}
-            self._stands |= {(run, each.key): each.status for each in ledger.effects if each.started > head.base}
+        stands: dict[int, EffectStatus] = {effect.intended: effect.status for effect in ledger.effects}
+        self._stands |= {(run, each.key): each.status for each in ledger.effects if each.started > head.base}
         born = log.event(run, head.base + 1)
-        rewinds, more = lanes.rewinds(log, run, fold)
-        near = list(self._branch_points(run, ledger, lineage, rewinds)) if is_long else []
+        rewinds = list(_rewinds(log, run))[::-1] if fold.facts.generation else []
+        near = self._branch_points(run, ledger, lineage, rewinds[:LEFT_MAX])
         since = born.cut if isinstance(born, e.RunForked) else 0
         line = LaneSteps(log, run, fold, since=since, near=near, through=self._through)
         self._first[run] = len(self.lanes)
         self._add(self._of_run(run, line, born), line, run, stands)
-        self.left_out += more + len(rewinds[LEFT_MAX:])
+        self.left_out += len(rewinds[LEFT_MAX:])
         for seq, event in rewinds[:LEFT_MAX]:
             self._take_left(run, seq, event, stands)
         return ledger
@@ -351,36 +358,6 @@ def _inside(node: Node) -> Iterator[Node]:
     for each in node.inside:
         yield each
         yield from _inside(each)
-
-
-class PastStep(Boundary, frozen=True):
-    """A step of any timeline of a run. It is `left` if rewound; `~generation` then names it."""
-
-    generation: int
-    left: bool
-
-    @property
-    def label(self) -> str:
-        """Returns the step as a position is written."""
-        return f"{self.step}~{self.generation}" if self.left else self.step
-
-
-def generations(log: Log, run: str) -> list[PastStep]:
-    """Returns every step that a run ever made, in order: current and rewound ones."""
-    head = log.head(run)
-    own = log.read(run, after=head.base, limit=max(head.seq, 1))
-    leaves = [each.seq - 1 for each in own if isinstance(each.event, e.RunRewound)]
-    found: dict[tuple[int, int], PastStep] = {}
-    for last in (head.seq, *reversed(leaves)):
-        fold = log.state(run, last).fold
-        for step in fold.steps:
-            past = PastStep(
-                step=step.id, sort=step.sort, name=step.name, before=step.intended - 1, after=step.ended or None,
-                at=step.at, ended_at=step.ended_at or None, outcome=step.status, generation=fold.facts.generation,
-                left=last != head.seq,
-            )  # fmt: skip
-            found.setdefault((step.intended, step.ended), past)
-    return [found[key] for key in sorted(found)]
 
 
 # layout -------------------------------------------------------------------------------------------

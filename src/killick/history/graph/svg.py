@@ -1,6 +1,4 @@
-"""Renders a graph as SVG: one file, no scripts, no external fonts, for light and dark. A pure function of a graph.
-
-Also renders it as a part of a page, which supplies the style, with links on runs and steps.
+"""Renders a graph as SVG, for a page that supplies the style: runs and steps are links. A pure function of a graph.
 
 Lanes run downwards; steps with one number are in one row. A lane branches off in the gap before its first step, where
 only headings are, so that no line crosses text.
@@ -48,26 +46,12 @@ _WORDS: Final = {
     "adopted": "reused from the record, not repeated",
 }  # fmt: skip
 
-_LIGHT: Final = {
-    "bg": "#ffffff", "ink": "#1f2328", "quiet": "#636c76", "halo": "#dbeafe", "done": "#2f8f4e", "failed": "#cf3b3b",
-    "waiting": "#b7791f", "in_doubt": "#c2410c", "running": "#2563eb", "delayed": "#b7791f", "cancelled": "#7d8590",
-    "intended": "#7d8590", "adopted": "#0e7490", "left": "#9aa3ad", "sign": "#ffffff", "blue": "#3b6fd4",
-    "teal": "#16897f", "violet": "#8250df", "rust": "#b4551d", "olive": "#74812a", "rose": "#bf3989",
-}  # fmt: skip
-_DARK: Final = {
-    "bg": "#0f141b", "ink": "#e6edf3", "quiet": "#9aa5b1", "halo": "#1d3557", "done": "#46b36b", "failed": "#f0665f",
-    "waiting": "#dda63a", "in_doubt": "#f28c4b", "running": "#6ea8fe", "delayed": "#dda63a", "cancelled": "#8b949e",
-    "intended": "#8b949e", "adopted": "#35b7cf", "left": "#6e7681", "sign": "#0f141b", "blue": "#6d9bf1",
-    "teal": "#3fbfb3", "violet": "#b392f0", "rust": "#e08a52", "olive": "#a9b950", "rose": "#f083bd",
-}  # fmt: skip
-
-
 LinkTo = Callable[[Lane, str | None], str]
 """Returns the link of a step, or of a lane's run."""
 
 
-def svg(graph: Graph, *, text_of: TextOf = lambda _: None, link_to: LinkTo | None = None, whole: bool = False) -> str:
-    """Returns the graph as one SVG document; with links, for a page that supplies the style; `whole` folds no steps."""
+def svg(graph: Graph, link_to: LinkTo, *, text_of: TextOf = lambda _: None, whole: bool = False) -> str:
+    """Returns the graph as one SVG document; `whole` folds no steps."""
     return "\n".join(_Svg(graph, layout(graph, whole=whole), text_of, link_to).document())
 
 
@@ -85,16 +69,14 @@ class _Words(NamedTuple):
 class _Svg:
     """Lays out one graph, then writes it."""
 
-    def __init__(self, graph: Graph, grid: Layout, text_of: TextOf, link_to: LinkTo | None) -> None:
+    def __init__(self, graph: Graph, grid: Layout, text_of: TextOf, link_to: LinkTo) -> None:
         self.graph = graph
         self.link_to = link_to
         self.grid = grid
         self.text_of = text_of
         self.count = max(grid.columns, default=0) + 1
-        self.room = TEXT_MAX if self.count <= 6 else 30
-        if link_to is not None:
-            # One or two lanes may use a page's full width.
-            self.room = {1: 110, 2: 60}.get(self.count, self.room)
+        # One or two lanes may use a page's full width.
+        self.room = {1: 110, 2: 60}.get(self.count, TEXT_MAX if self.count <= 6 else 30)
         self.headings = [self._heading(lane) for lane in graph.lanes]
         self.nodes: dict[tuple[int, int], list[_Words]] = {}
         shown = [row for row in grid.rows if isinstance(row, int)]
@@ -168,7 +150,7 @@ class _Svg:
 
     def _down(self) -> float:
         """Positions every gap, row and fold; the last is the bottom of the drawing."""
-        y = MARGIN + (30.0 if self.link_to is None else 0.0)
+        y = float(MARGIN)
         starts, ends = self._starts(), self._ends()
         for row in self.grid.rows:
             if isinstance(row, range):
@@ -217,16 +199,10 @@ class _Svg:
         height = bottom + MARGIN
         title = f"{self.graph.run}: its forks, children and rewinds"
         size = f'width="{self.width:.0f}" height="{height:.0f}" viewBox="0 0 {self.width:.0f} {height:.0f}"'
-        role = "img" if self.link_to is None else "group"
         labels = 'aria-labelledby="killick-title killick-desc"'
-        yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="{role}" {labels}>'
+        yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="group" {labels}>'
         yield f'<title id="killick-title">{_text(title)}</title>'
         yield f'<desc id="killick-desc">{_text(self._described())}</desc>'
-        if self.link_to is None:
-            room = int((self.width - 2 * MARGIN) / (CHAR * 1.15))
-            yield f"<style>{_style()}</style>"
-            yield f'<rect class="bg" width="{self.width:.0f}" height="{height:.0f}"/>'
-            yield f'<text class="title" x="{MARGIN}" y="{MARGIN + 12}">{_text(cut(title, room))}</text>'
         for index in range(len(self.graph.lanes)):
             yield from self._rails(index)
         for index, lane in enumerate(self.graph.lanes):
@@ -314,7 +290,7 @@ class _Svg:
 
     def _linked(self, drawn: str, lane: Lane, step: str | None = None) -> str:
         """Wraps a run's or a step's drawing in a link; folded steps link to the first of them."""
-        if self.link_to is None or (lane.sort == "left" and step is not None):
+        if lane.sort == "left" and step is not None:
             return drawn
         named = f" data-run={quoteattr(lane.run)}" + (f" data-step={quoteattr(step)}" if step else "")
         return f"<a href={quoteattr(self.link_to(lane, step))}{named}>{drawn}</a>"
@@ -366,31 +342,3 @@ def _dots(x: float, y: float) -> str:
 def _text(text: str) -> str:
     """Escapes a text for XML; forbidden characters become a placeholder."""
     return escape("".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text))
-
-
-def _style() -> str:
-    fonts = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
-    shape = (
-        f"text{{font:12px {fonts};white-space:pre}}.title,.run,.number{{font-weight:600}}.title{{font-size:14px}}"
-        ".undone{text-decoration:line-through}.rail{fill:none;stroke-width:2}.rail.asked{stroke-width:3.5}"
-        ".rail.past{stroke-dasharray:4 4}.rail.child{stroke-dasharray:1 4;stroke-linecap:round}"
-        ".dots{fill:none;stroke-width:2.6;stroke-linecap:round}.end{stroke-width:3;stroke-linecap:round}"
-        ".here{fill:none;stroke-width:2}"
-        ".mark path{fill:none;stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}.past .mark{opacity:.75}"
-    )
-    return f"{shape}{_palette(_LIGHT)}@media(prefers-color-scheme:dark){{{_palette(_DARK)}}}"
-
-
-def _palette(colours: dict[str, str]) -> str:
-    ink, quiet, left, bg = (colours[name] for name in ("ink", "quiet", "left", "bg"))
-    rules = [
-        f".bg{{fill:{bg}}}text{{fill:{ink}}}.quiet{{fill:{quiet}}}.note{{fill:{colours['adopted']}}}",
-        f".bad{{fill:{colours['failed']}}}.halo{{fill:{colours['halo']}}}.dots{{stroke:{quiet}}}.undone{{fill:{quiet}}}",
-        f".rail.past,.end.left{{stroke:{left}}}.past text,.past .name,.past .run,.ends.left{{fill:{quiet}}}",
-        f".mark circle{{stroke:{bg};stroke-width:2}}.mark path{{stroke:{colours['sign']}}}",
-    ]
-    rules += [f".rail.{hue}{{stroke:{colours[hue]}}}" for hue in _HUES]
-    for sign in _SIGNS:
-        rules.append(f".mark.{sign} circle{{fill:{colours[sign]}}}.end.{sign}{{stroke:{colours[sign]}}}")
-        rules.append(f".ends.{sign}{{fill:{colours[sign]}}}.here.{sign}{{stroke:{colours[sign]}}}")
-    return "".join(rules)

@@ -6,7 +6,7 @@ Reads only the selected steps: some dozens of a run of twenty thousand. Changes 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from killick.history.compare_runs import StepKeys
@@ -14,11 +14,8 @@ from killick.history.page import PageBuilder, RedactData
 from killick.history.phrasing import short
 from killick.history.timeline_parts import Step
 from killick.log.log import Log
-from killick.model import events as e
-from killick.model import facts
 from killick.model.failure import Failure
 from killick.model.fold import Fold
-from killick.model.ledger import Effect, EffectStatus, Ledger
 from killick.model.typed import convert
 
 LONG: Final = 400
@@ -30,16 +27,6 @@ TAIL: Final = 14
 
 NOTABLE_MAX: Final = 12
 """The maximum number of notable steps between them."""
-
-REWINDS_MAX: Final = 2
-"""The maximum number of rewinds of a long run, the latest."""
-
-
-class _Unstaged(PageBuilder):
-    """Builds steps for a graph, which omits the stages of a plan."""
-
-    def _stage_before(self, step: facts.Step) -> str | None:
-        return None
 
 
 class LaneSteps(StepKeys):
@@ -56,7 +43,7 @@ class LaneSteps(StepKeys):
     ) -> None:  # fmt: skip
         super().__init__(log, run, fold)
         self._log = log
-        self._making = _Unstaged(log, run, fold, at, through=through)
+        self._making = PageBuilder(log, run, fold, at, through=through)
         self._first = max(bisect_left(fold.tops, since + 1, key=self._ended) - 1, 0) if since else 0
         if len(fold.steps) > LONG:
             self.steps: list[Step | int] = list(self._read(self._chosen(near)))
@@ -122,44 +109,3 @@ def _ranges(places: Sequence[int]) -> Iterator[tuple[int, int]]:
         if at == len(places) or places[at] != places[at - 1] + 1:
             yield places[start], places[at - 1] + 1
             start = at
-
-
-def rewinds(log: Log, run: str, fold: Fold) -> tuple[list[tuple[int, e.RunRewound]], int]:
-    """Returns a run's rewinds, the latest first; and the number of unread ones, if it is very long."""
-    head = log.head(run)
-    if len(fold.steps) <= LONG:
-        own = log.read(run, after=head.base, limit=max(head.seq, 1))
-        return [(seq, event) for seq, event, _ in own if isinstance(event, e.RunRewound)][::-1], 0
-    born = log.event(run, head.base + 1)
-    before = born.generation if isinstance(born, e.RunForked) else 0
-    found: list[tuple[int, e.RunRewound]] = []
-    generation, last = fold.facts.generation, head.seq
-    while generation > before and len(found) < REWINDS_MAX:
-        # Every rewind raises the generation, so bisection finds the one that made this generation.
-        places = range(head.base + 1, last + 1)
-        seq = places[bisect_left(places, generation, key=lambda at: log.ledger(run, at).facts.generation)]
-        event = log.event(run, seq)
-        assert isinstance(event, e.RunRewound)
-        found.append((seq, event))
-        generation, last = generation - 1, seq - 1
-    return found, generation - before
-
-
-class EffectStatuses(Mapping[int, EffectStatus]):
-    """Looks up an effect's status in the ledger by its intention's seq."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._effects: Sequence[Effect] = ledger.effects
-
-    def __getitem__(self, intended: int) -> EffectStatus:
-        at = bisect_right(self._effects, intended, key=lambda effect: effect.started)
-        for place in range(at, min(at + HEAD, len(self._effects))):
-            if self._effects[place].intended == intended:
-                return self._effects[place].status
-        raise KeyError(intended)
-
-    def __iter__(self) -> Iterator[int]:
-        return (effect.intended for effect in self._effects)
-
-    def __len__(self) -> int:
-        return len(self._effects)

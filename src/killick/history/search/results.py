@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -66,8 +66,7 @@ class FoundEffect(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="e
 
 
 class FoundAnswer(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="answer"):
-    """A person's answer. `at_us` is when the run received it, `answered_at_us` when it was given. One that is not
-    `taken` waits in the inbox of its run; `seq` is then the event that asked."""
+    """A person's answer that its run has taken, at `at_us`. `answered_at_us` is when it was given."""
 
     prompt: Any
     to: tuple[str, ...]
@@ -76,7 +75,9 @@ class FoundAnswer(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="a
     by: str | None
     comment: Any
     answered_at_us: int
-    taken: bool = True
+
+
+AnyHit: TypeAlias = FoundCall | FoundDecision | FoundFailure | FoundEffect | FoundAnswer
 
 
 class Findings(tuple[T, ...]):

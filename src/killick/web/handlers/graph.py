@@ -21,9 +21,6 @@ RUNS_MAX: Final = 24
 
 
 class PictureAsked(RunAsked, frozen=True, kw_only=True):
-    links: Annotated[
-        bool, msgspec.Meta(description="For a page that has the style: steps and runs are links to their pages.")
-    ] = False
     whole: Annotated[bool, msgspec.Meta(description="With every step of a run of up to 400, none folded.")] = False
 
 
@@ -43,7 +40,7 @@ def graph(call: Call[RunAsked, Nothing]) -> RunGraph:
 
 
 def picture(call: Call[PictureAsked, Nothing]) -> Response:
-    """The same as a picture."""
+    """The same as a picture, for a page that has its style: steps and runs are links to their pages."""
 
     def link_to(lane: Lane, step: str | None) -> str:
         if step is None:
@@ -51,8 +48,8 @@ def picture(call: Call[PictureAsked, Nothing]) -> Response:
         return f"{call.url('/runs/{run}', run=lane.run, step=step)}#step-{step}"
 
     found = _drawn(call, call.asked.run)
-    drawn = svg(found, text_of=reply_text, link_to=link_to if call.asked.links else None, whole=call.asked.whole)
-    # It brings its own style, which no page of ours allows: so it is saved, and opened from there.
+    drawn = svg(found, link_to, text_of=reply_text, whole=call.asked.whole)
+    # It is a part of a page: opened by itself, it is saved.
     name = f"attachment; filename*=UTF-8''{quote(call.asked.run, safe='')}.svg"
     return Response(drawn, headers={"Content-Disposition": name}, media_type="image/svg+xml")
 

@@ -217,18 +217,12 @@ def verify(call: Call[RunAsked, Nothing]) -> Verification:
     return Verification.of(report, run=call.asked.run, at_us=call.now_us, problems=problems, explained=harmless)
 
 
-class ExportAsked(RunAsked, frozen=True, kw_only=True):
-    children: bool = False
-
-
-def export(call: Call[ExportAsked, Nothing]) -> Response:
+def export(call: Call[RunAsked, Nothing]) -> Response:
     """A run as one file that can be loaded, verified and replayed anywhere; redacted for the caller."""
     run = call.asked.run
     if call.client.runtime.store.head(run) is None:
         raise RunUnknown(run)
-    body = call.client.store.export(
-        run, children=call.asked.children, redact=call.mask.redaction(run) if call.mask else False
-    )
+    body = call.client.store.export(run, redact=call.mask.redaction(run) if call.mask else False)
     name = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "_" for each in run)[:80]
     headers = {"Content-Disposition": f'attachment; filename="{name}.killick"'}
     return Response(body, headers=headers, media_type="application/octet-stream")
@@ -238,5 +232,5 @@ ROUTES: Final[tuple[Route, ...]] = (
     get("/runs/{run}", run_page, asks=RunPageAsked, gives=RunDetail, page="run.html", personal=False),
     get("/runs/{run}/why", why, asks=WhyAsked, gives=Explanation),
     post("/runs/{run}/verify", verify, asks=RunAsked, gives=Verification, scope="operator", natural=True),
-    get("/runs/{run}/export", export, asks=ExportAsked, media="application/octet-stream"),
+    get("/runs/{run}/export", export, asks=RunAsked, media="application/octet-stream"),
 )

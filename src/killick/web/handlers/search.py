@@ -16,16 +16,7 @@ from msgspec.structs import replace
 
 from killick.client.client import Client
 from killick.errors import KillickError, StoreFull, StoreReadOnly
-from killick.history.search.results import (
-    Findings,
-    FoundAnswer,
-    FoundCall,
-    FoundDecision,
-    FoundEffect,
-    FoundFailure,
-    SearchHit,
-    Standing,
-)
+from killick.history.search.results import AnyHit, Findings, SearchHit, Standing
 from killick.history.search.terms import folded, mapping
 from killick.store.records import RunQuery
 from killick.web.problems import Problem
@@ -76,7 +67,7 @@ class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
     that were looked for, where none is as it was asked for and some begin so."""
 
     what: str
-    found: tuple[FoundCall | FoundDecision | FoundFailure | FoundEffect | FoundAnswer, ...] = ()
+    found: tuple[AnyHit, ...] = ()
     scanned: str | None = None
     unread: tuple[str, ...] = ()
     marked: int | None = None

@@ -1,7 +1,4 @@
-"""The window of a run: the requests to its models, waste, evictions and faults.
-
-Of a long run some calls are read unless all of them are asked for. Changes nothing.
-"""
+"""The window of a run: the requests to its models, waste, evictions and faults. Read-only."""
 
 from __future__ import annotations
 
@@ -14,16 +11,10 @@ from killick.history.window_report import EvictedPage, ModelCall, Windows, group
 from killick.presenting.documents import Document
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
-READ_MAX: Final = 200
-"""The number of calls that are read by default."""
 POINTS_MAX: Final = 160
 """How many points the drawing has at the most."""
 LISTED_MAX: Final = 100
 PAGES_MAX: Final = 200
-
-
-class WindowAsked(RunAsked, frozen=True, kw_only=True):
-    whole: Annotated[bool, Meta(description="Read every call of a long run, not only some.")] = False
 
 
 class WindowPoint(Document, frozen=True):
@@ -39,7 +30,7 @@ class WindowPoint(Document, frozen=True):
 
 
 class RunWindow(Document, frozen=True):
-    """The requests of a run's model calls. Of `calls`, so many were `read`, and sums are estimates if these are fewer.
+    """The requests of a run's model calls.
 
     `report` is that of `killick show --window --json` without its calls; it lists evictions, faults and pins from the
     last, up to a limit, and these are counted here. It is null if the run called no model.
@@ -55,10 +46,10 @@ class RunWindow(Document, frozen=True):
     report: Windows | None = None
 
 
-def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
+def window(call: Call[RunAsked, Nothing]) -> RunWindow:
     """The requests to a run's models: their contents by kind, waste, evictions, faults and cost."""
     run = call.asked.run
-    found = windows(call.client.runtime.log, run, read_max=None if call.asked.whole else READ_MAX)
+    found = windows(call.client.runtime.log, run)
     if found is None:
         return RunWindow(run=run, calls=0)
     if call.mask:
@@ -104,5 +95,5 @@ def _tool(what: str) -> str:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/window", window, asks=WindowAsked, gives=RunWindow, page="_window.html"),
+    get("/runs/{run}/window", window, asks=RunAsked, gives=RunWindow, page="_window.html"),
 )

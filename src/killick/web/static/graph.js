@@ -46,7 +46,7 @@ class Drawing {
     const turn = (this.turn += 1);
     this.isStale = false;
     try {
-      const answer = await fetch(this.panel.dataset.picture + (this.isWhole ? "&whole=true" : ""));
+      const answer = await fetch(this.panel.dataset.picture + (this.isWhole ? "?whole=true" : ""));
       const text = await answer.text();
       if (turn !== this.turn) return;
       if (!answer.ok) throw new Error(JSON.parse(text).detail);

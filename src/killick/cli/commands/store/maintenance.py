@@ -261,7 +261,6 @@ _ALL: Final = "*"
 @command("export", json=False)
 @run_argument
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file.  [default: stdout]")
-@click.option("--with-children", is_flag=True, help="Include its child runs, and theirs.")
 @click.option(
     "--redact",
     "fields",
@@ -271,7 +270,7 @@ _ALL: Final = "*"
     multiple=True,
     help="Replace values by pseudonyms: all, or the named fields.",
 )
-def export_command(shell: Shell, run: str, output: Path | None, with_children: bool, fields: tuple[str, ...]) -> None:
+def export_command(shell: Shell, run: str, output: Path | None, fields: tuple[str, ...]) -> None:
     """Write a run to one file of JSON lines: its events, their values, and the hash chain that proves them.
 
     `killick time replay` and killick.testing.replay read the file without a store. It holds the data of the run:
@@ -286,14 +285,12 @@ def export_command(shell: Shell, run: str, output: Path | None, with_children: b
         raise CommandFailed("--redact: is for everything, or for the fields that it names; leave one of the two out")
     redact = named == [_ALL] or named
     redaction = Redaction(shell.ids.key(), () if redact is True else tuple(named)) if redact else None
-    data = export(shell.log, run, children=with_children, redaction=redaction)
+    data = export(shell.log, run, redaction=redaction)
     if output is None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         return
     shell.save(output, data)
     header = msgspec.json.decode(data.split(b"\n", 1)[0])
-    below = len(header.get("children", ()))
-    children = f", {counted(below, 'child', 'children')}" if below else ""
     redacted = "" if not named else ", redacted" if redact is True else f", {', '.join(named)} redacted"
-    shell.note(f"{output}: {counted(header['events'], 'event')}{children}, {decimal(len(data))}{redacted}")
+    shell.note(f"{output}: {counted(header['events'], 'event')}, {decimal(len(data))}{redacted}")

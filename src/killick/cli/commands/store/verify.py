@@ -135,7 +135,7 @@ def _verify_file(shell: Shell, path: str) -> Exit:
         else:
             exported = read(path)
             exported.verify(exported.store(MemoryStore))
-            found = bundle.Held(len(exported.runs), exported.header.events)
+            found = bundle.Held(1, exported.header.events)
     except ExportBroken as error:
         broken = error.reason
     shell.emit({"holds": broken is None, "runs": found.runs, "events": found.events, "broken": broken})
