@@ -20,10 +20,10 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6815, "agents": 1179, "archive": 1799, "audit": 1218, "check": 3413, "cli": 7654, "client": 2278,
-    "contracts": 2621, "definitions": 1807, "encryption": 591, "engine": 12680, "history": 6846, "llm": 1131, "log":
+    "adapters": 6815, "agents": 1179, "archive": 1799, "audit": 1218, "check": 3413, "cli": 7655, "client": 2278,
+    "contracts": 2621, "definitions": 1807, "encryption": 591, "engine": 12680, "history": 6881, "llm": 1131, "log":
     2620, "model": 4920, "presenting": 2843, "proxy": 2218, "replay": 731, "store": 7688, "testing": 979, "top": 2130,
-    "web": 7878, "window": 2658, "workers": 2675, "workspace": 4694,
+    "web": 7877, "window": 2658, "workers": 2675, "workspace": 4694,
 }  # fmt: skip
 """Lines of Python by package."""
 

@@ -391,7 +391,10 @@ def test_an_answer_that_the_run_has_not_taken_is_shown_everywhere(office: Path, 
     [line] = [each for each in json.loads(call(capsys, "ps", "--json").out) if each["id"] == "x"]
     assert [each["kind"] for each in line["reasons"]] == ["answered"]
     assert json.loads(call(capsys, "show", "x", "--json").out)["position"]["next"] == f"{said[:1].upper()}{said[1:]}."
-    assert json.loads(call(capsys, "find", "answers", "--json").out)["found"] == []
-    call(capsys, "run", "paying.py:payer", "--id", "x")
+    assert 'mia: edit  {"euros": 700}  its run has not taken it yet' in call(capsys, "find", "answers").out
     [found] = json.loads(call(capsys, "find", "answers", "--by", "mia", "--json").out)["found"]
-    assert (found["verb"], found["value"]) == ("edit", {"euros": 700})
+    assert (found["verb"], found["value"], found["taken"]) == ("edit", {"euros": 700}, False)
+    assert json.loads(call(capsys, "find", "answers", "--by", "bob", "--json").out)["found"] == []
+    call(capsys, "run", "paying.py:payer", "--id", "x")
+    [found] = json.loads(call(capsys, "find", "answers", "--json").out)["found"]
+    assert (found["verb"], found["taken"]) == ("edit", True)

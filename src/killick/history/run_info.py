@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from killick.engine.control import inbox
@@ -14,7 +14,7 @@ from killick.model import facts
 from killick.model.codec import Erased
 from killick.model.state import State
 from killick.store.protocol import Store
-from killick.store.records import Head
+from killick.store.records import Head, Message
 
 
 def info(log: Log, run: str) -> RunInfo:
@@ -94,6 +94,16 @@ def pending_answer(log: Log, run: str, wait: Wait | facts.Wait) -> PendingAnswer
         return None
     voted = [message.at_us for message in log.store.inbox(run, name=inbox.VOTE)]
     return PendingAnswer(", ".join(voters), max(voted, default=log.state(run).fold.facts.changed_at), "approve", None)
+
+
+def untaken_answers(log: Log, run: str) -> Iterator[tuple[Wait, Message, Mapping[str, Any]]]:
+    """The answers and votes in a run's inbox: the wait that each is for, the message, and its body."""
+    there = [each for each in log.store.inbox(run) if each.name in (inbox.ANSWER, inbox.VOTE)]
+    for wait in waits_of(log.store, log.state(run)) if there else ():
+        answer = inbox.answer_id(run, wait.step, wait.opened)
+        for message in there:
+            if message.id == answer or message.id.startswith(f"{answer}#"):
+                yield wait, message, entries_of(inbox.body_of(log, message))
 
 
 def pending_answers(log: Log, run: str) -> dict[str, str]:

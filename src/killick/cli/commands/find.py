@@ -247,6 +247,7 @@ def _answered(hit: FoundAnswer, width: int) -> list[Text]:
     what = Text.assemble((hit.by or "a person", "bold"), ": ", (hit.verb, "green" if hit.verb == "approve" else "bold"))
     if hit.value is not None:
         what.append(f"  {paint.brief(hit.value, width // 2)}")
+    what.append("" if hit.taken else "  its run has not taken it yet", "yellow")
     who = f" of {', '.join(hit.to)}" if hit.to else ""
     return [what, _said("said: ", hit.comment), _said(f"asked{who}: ", hit.prompt, "dim")]
 

@@ -7,14 +7,16 @@ are skipped. Rewound events are found too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from heapq import merge
 from itertools import islice
 from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
 from killick.blocking import Blocks, C, Group, InThread
-from killick.errors import KillickError, RunUnknown, StoreError, StoreFull, StoreReadOnly, ValueErased
+from killick.errors import KillickError, RunBroken, RunUnknown, StoreError, StoreFull, StoreReadOnly, ValueErased
 from killick.history.search.index import Marked, Progress, Scan, catch_up
 from killick.history.search.results import (
     Findings,
@@ -39,10 +41,10 @@ from killick.history.search.terms import (
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.codec import Erased, plain
-from killick.model.facts import Step
+from killick.model.facts import LIVE, Step
 from killick.model.ledger import Effect
 from killick.model.state import State
-from killick.store.records import TermPosition
+from killick.store.records import ASKS, NO_DEADLINE, RunQuery, TermPosition
 
 _PAGE_MIN: Final = 64
 _PAGE_MAX: Final = 4_096
@@ -260,6 +262,13 @@ class Finder(Group[C]):
             if given is not None:
                 groups.append({term(word, folded(given))})
 
+        def fits(hit: FoundAnswer) -> bool:
+            return (
+                (by is None or (hit.by is not None and folded(hit.by) == folded(by)))
+                and (verb is None or hit.verb == folded(verb))
+                and (to is None or folded(to) in map(folded, hit.to))
+            )
+
         def read(reader: _Reader, place: TermPosition, event: e.Event) -> Iterator[FoundAnswer]:
             if isinstance(event, e.WaitClosed | e.WaitVoted):
                 data = reader.data(place)
@@ -269,16 +278,12 @@ class Finder(Group[C]):
                     value=mapping(data.get("answer")).get("value"), by=event.by, comment=data.get("comment"),
                     answered_at_us=reader.answered_at(place, event),
                 )  # fmt: skip
-                fits = (
-                    (by is None or (hit.by is not None and folded(hit.by) == folded(by)))
-                    and (verb is None or hit.verb == folded(verb))
-                    and (to is None or folded(to) in map(folded, hit.to))
-                )
-                yield from [hit] if fits else []
+                yield from [hit] if fits(hit) else []
 
-        return self._ask(groups, read, within)
+        untaken = sorted(filter(fits, _untaken(self._log, within)), key=lambda hit: -hit.at_us)
+        return self._ask(groups, read, within, untaken)
 
-    def _ask(self, groups: list[set[int]], read: _Read[T], within: Within) -> Findings[T]:
+    def _ask(self, groups: list[set[int]], read: _Read[T], within: Within, also: Iterable[T] = ()) -> Findings[T]:
         log, agent, run, limit = self._log, within.get("agent"), within.get("run"), within.get("limit", 100)
         if agent is not None:
             groups = [*groups, {term("in", agent)}]
@@ -296,7 +301,8 @@ class Finder(Group[C]):
             # The index is in time order; for a single run its own log is shorter.
             marked = Scan(log, groups, run).marked
         places = _places(marked, groups, within.get("since_us"), within.get("until_us"))
-        found = (hit for place in places for hit in reader.hits(read, place))
+        recorded = (hit for place in places for hit in reader.hits(read, place))
+        found = merge(also, recorded, key=lambda hit: -hit.at_us)
         items = list(found if limit is None else islice(found, limit + 1))
         more = limit is not None and len(items) > limit
         return Findings(items[:limit], more=more, scanned=scanned, unread=tuple(dict.fromkeys(unread)))
@@ -317,6 +323,23 @@ def _places(
         if len(page) < size:
             return
         before, size = page[-1], min(size * 4, _PAGE_MAX)
+
+
+def _untaken(log: Log, within: Within) -> Iterator[FoundAnswer]:
+    """Yields the answers and votes that runs have in their inboxes and have not taken."""
+    from killick.history.run_info import untaken_answers  # the other queries need none of it
+
+    since, until = within.get("since_us") or 0, within.get("until_us") or NO_DEADLINE
+    for row in log.store.runs(RunQuery(status=LIVE, agent=within.get("agent"), tag=ASKS), limit=_ASKING_MAX):
+        is_meant = row.delivered and within.get("run") in (None, row.run)
+        with suppress(RunBroken):
+            for wait, message, body in untaken_answers(log, row.run) if is_meant else ():
+                if since <= message.at_us < until:
+                    yield FoundAnswer(
+                        run=row.run, agent=row.agent, step=wait.step, seq=wait.opened, at_us=message.at_us,
+                        prompt=wait.prompt, to=wait.to, verb=verb_of(body), value=body.get("value"), by=message.by,
+                        comment=body.get("comment"), answered_at_us=message.at_us, taken=False,
+                    )  # fmt: skip
 
 
 def _narrowed(tool: str | None, wanted: Mapping[str, TermQuery]) -> list[set[int]]:

@@ -66,7 +66,8 @@ class FoundEffect(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="e
 
 
 class FoundAnswer(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="answer"):
-    """A person's answer that its run has taken, at `at_us`. `answered_at_us` is when it was given."""
+    """A person's answer. `at_us` is when the run received it, `answered_at_us` when it was given. One that is not
+    `taken` waits in the inbox of its run; `seq` is then the event that asked."""
 
     prompt: Any
     to: tuple[str, ...]
@@ -75,6 +76,7 @@ class FoundAnswer(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="a
     by: str | None
     comment: Any
     answered_at_us: int
+    taken: bool = True
 
 
 AnyHit: TypeAlias = FoundCall | FoundDecision | FoundFailure | FoundEffect | FoundAnswer

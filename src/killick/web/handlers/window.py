@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from killick.history.window_report import EvictedPage, ModelCall, Windows, grouped, windows
