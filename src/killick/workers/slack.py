@@ -1,0 +1,151 @@
+"""Questions in a Slack channel: a message with buttons, which says who answered once the question is closed.
+
+Workers post and update. The server receives the buttons (`killick.web.slack`) by the signing secret.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from html import escape
+from typing import Any, Final
+
+import msgspec
+
+from killick.engine.views import Wait
+from killick.errors import DeclarationRefused, WebhookFailed, WebhookRefused
+from killick.history.phrasing import cut
+from killick.model.retry import Duration, Retry, seconds
+from killick.workers import answer_links as links
+from killick.workers.answer_links import FOR_PEOPLE, evidence, headline
+from killick.workers.hooks import Agents, Hook, HookEvent, declare_hook
+from killick.workers.services import SPARE_SECONDS, Service, check_age, secret_text, signing_key
+
+API: Final = "https://slack.com/api/"
+TOLERANCE_SECONDS: Final = 300.0
+TEXT_CHARS: Final = 2_900
+"""Slack takes 3,000 characters in a section."""
+REPLY_BYTES: Final = 65_536
+
+
+def slack(
+    channel: str,
+    *,
+    token: str,
+    signing_secret: str,
+    people: Mapping[str, str],
+    name: str = "slack",
+    agent: Agents = (),
+    waits_for: str | Sequence[str] = FOR_PEOPLE,
+    retry: Retry | int | None = None,
+    timeout: Duration = 10,
+    api: str = API,
+) -> Hook:
+    """Declares that questions are posted to a Slack channel, with buttons to answer them. Delivery is at least once.
+
+    channel         the id of a channel, or of a user for direct messages
+    token           the bot's token, or `env:NAME`; it needs the scope `chat:write`
+    signing_secret  the app's signing secret, or `env:NAME`
+    people          the name on record of each Slack user, by user id
+    name            the name of the hook; Slack sends interactions to `/slack/NAME` of the server
+    timeout         the time limit of one call
+    api             the address of Slack's API
+
+    The other options are those of `killick.on`. Links need the variables KILLICK_PUBLIC_URL and
+    KILLICK_LINK_SECRET. Raises DeclarationRefused.
+
+        killick.slack("C0123456789", token="env:SLACK_TOKEN", signing_secret="env:SLACK_SIGNING_SECRET",
+                      people={"U024BE7LH": "mia"})
+    """
+    if not people:
+        raise DeclarationRefused(name, "nobody could answer; give people= the name of each Slack user, by user id")
+    calls = {each: Service(name, api + each, seconds(timeout)) for each in ("chat.postMessage", "chat.update")}
+    return declare_hook(
+        name, SlackChannel(channel, token, signing_secret, people, calls), ("wait.opened", "wait.closed"),
+        to=f"{calls['chat.update'].origin}, {channel}", same=(api, channel), lacks=lambda: links.lacks(token),
+        agent=agent, waits_for=waits_for, retry=retry, timeout=seconds(timeout) + SPARE_SECONDS,
+    )  # fmt: skip
+
+
+class SlackChannel:
+    """One channel: posts what is asked, updates what was answered, verifies what Slack sends."""
+
+    def __init__(
+        self, channel: str, token: str, signing_secret: str, people: Mapping[str, str], calls: Mapping[str, Service]
+    ) -> None:
+        self.people = dict(people)
+        self._channel = channel
+        self._token = token
+        self._signing_secret = signing_secret
+        self._calls = calls
+
+    def __call__(self, event: HookEvent) -> None:
+        log = event.engine.log
+        if event.kind == "wait.opened":
+            if (wait := links.open_question(event)) is not None:
+                message = asking(wait, links.token(log.store, links.link_of(event)))
+                posted = self._call("chat.postMessage", {"channel": self._channel, **message}, event)
+                event.receipt = f"{posted.get('channel')} {posted.get('ts')}"
+            return
+        asked = log.state(event.run, event.seq - 1).fold.facts.waits[event.event.step]
+        receipt = event.earlier_receipt(asked.opened) if asked.waits_for in FOR_PEOPLE else None
+        if receipt is not None:
+            channel, _, ts = receipt.partition(" ")
+            said = links.outcome(log, event.run, asked.opened) or f"Not asked any more: {event.event.how}"
+            wait = links.as_asked(log, event.run, asked.opened)
+            self._call("chat.update", {"channel": channel, "ts": ts, **answered(wait, said)}, event)
+
+    def _call(self, method: str, body: Mapping[str, Any], event: HookEvent) -> dict[str, Any]:
+        service, token = self._calls[method], secret_text(self._token)
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json; charset=utf-8"}
+        sent = msgspec.json.encode(body)
+        reply = service.post(sent, headers, now_us=event.sent_at, reply_bytes=REPLY_BYTES)
+        try:
+            found = msgspec.json.decode(reply, type=dict[str, Any])
+        except msgspec.DecodeError:
+            found = {}
+        if found.get("ok") is not True:
+            raise WebhookFailed(service.origin, f"{method} answered {found.get('error', 'no JSON')}", body=reply)
+        return found
+
+    def verify(self, headers: Mapping[str, str], body: bytes, now_us: int) -> str:
+        """Verifies that Slack sent a request, within five minutes; returns its signature. Raises WebhookRefused."""
+        sent, signature = headers.get("x-slack-request-timestamp", ""), headers.get("x-slack-signature", "")
+        if not (sent.isascii() and sent.isdigit() and len(sent) < 15 and signature.isascii()):
+            raise WebhookRefused("it has no valid X-Slack-Request-Timestamp and X-Slack-Signature")
+        check_age(int(sent), TOLERANCE_SECONDS, now_us / 1_000_000)
+        signed = hmac.digest(signing_key(self._signing_secret), f"v0:{sent}:".encode() + body, sha256)
+        if not hmac.compare_digest(f"v0={signed.hex()}", signature):
+            raise WebhookRefused("its signature does not fit; the body was changed, or the signing secret differs")
+        return signature
+
+
+# messages -----------------------------------------------------------------------------------------
+
+
+def asking(wait: Wait, token: str) -> dict[str, Any]:
+    """A message that asks. Its texts are plain: nothing in them mentions people or links anywhere."""
+    verbs = [("approve", "Approve", "primary"), ("edit", "Look and edit…", ""), ("reject", "Reject", "danger")]
+    buttons = [
+        {"type": "button", "action_id": verb, "value": token, "text": _plain(label)} | ({"style": kind} if kind else {})
+        for verb, label, kind in verbs
+        if verb == "edit" or verb in wait.verbs
+    ]
+    return _message(wait, {"type": "actions", "elements": buttons})
+
+
+def answered(wait: Wait, said: str) -> dict[str, Any]:
+    """The same message once it is answered, without buttons."""
+    return _message(wait, {"type": "context", "elements": [_plain(said)]}, f"{said}: ")
+
+
+def _message(wait: Wait, last: dict[str, Any], said: str = "") -> dict[str, Any]:
+    about = "\n".join(f"{name}: {text}" for name, text in evidence(wait).items())
+    sections = [{"type": "section", "text": _plain(text)} for text in (headline(wait), about)]
+    # Slack reads the text of a notification as markup.
+    return {"text": escape(cut(said + headline(wait), TEXT_CHARS), quote=False), "blocks": [*sections, last]}
+
+
+def _plain(text: str) -> dict[str, Any]:
+    return {"type": "plain_text", "text": text if len(text) <= TEXT_CHARS else f"{text[:TEXT_CHARS]}…", "emoji": False}
