@@ -196,6 +196,8 @@ class Slack:
         self.alone: list[str] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
         self.fails: list[tuple[int, dict[str, Any], dict[str, str]]] = []
+        self.loses = 0
+        """How many replies are lost, of calls that are carried out."""
         far = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -203,6 +205,8 @@ class Slack:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 far.calls.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
                 status, said, headers = far.fails.pop(0) if far.fails else (200, far.do(self.path, body), {})
+                if far.loses:
+                    far.loses, status = far.loses - 1, 500
                 text = json.dumps(said).encode()
                 self.send_response(status)
                 for name, value in {"content-length": str(len(text)), **headers}.items():

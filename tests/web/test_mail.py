@@ -253,4 +253,4 @@ def test_a_worker_without_links_leaves_the_mail_to_others_and_says_what_it_lacks
     assert "KILLICK_LINK_SECRET: is empty" in caplog.text
     environment.delenv("KILLICK_PUBLIC_URL")
     assert ensure(office.kd.runtime.engine) == []
-    assert "set KILLICK_PUBLIC_URL and KILLICK_LINK_SECRET" in caplog.text
+    assert "messages to people need links; KILLICK_PUBLIC_URL: is not the address of a service" in caplog.text

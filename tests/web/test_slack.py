@@ -111,6 +111,19 @@ def test_a_crash_between_the_answer_and_the_update_is_mended_by_the_worker(offic
     assert far.texts(FIRST)[-1].startswith("Approved by mia at ")
 
 
+def test_a_question_that_was_posted_twice_is_answered_once_and_both_copies_say_so(office: Desk, far: Slack) -> None:
+    far.loses = 1  # the message is posted, and the worker does not learn of it
+    office.at(at.claim, at.Claim(name="bob", amount=2400), run="claim")
+    attended(office.kd, "slack", rests=3)
+    assert len(far.messages) == 2
+    press(office, far, "approve")
+    office.kd.advance("claim")
+    attended(office.kd, "slack")
+    assert answers(office) == ["mia"]
+    assert far.texts(FIRST)[-1] == far.texts("17000.000002")[-1]
+    assert far.texts(FIRST)[-1].startswith("Approved by mia at ")
+
+
 def test_a_second_press_after_a_lost_update_says_the_outcome_and_answers_nothing(office: Desk, far: Slack) -> None:
     claim(office)
     far.fails = [(500, {}, {})]
@@ -162,7 +175,7 @@ def test_editing_opens_a_link_that_is_the_persons_own(office: Desk, far: Slack) 
     claim(office)
     press(office, far, "edit", "U2")
     [text] = far.alone
-    [token] = re.findall(rf"{re.escape(PUBLIC)}/answer\?link=(\S+)", text)
+    [token] = re.findall(rf"<{re.escape(PUBLIC)}/answer\?link=(\S+)\|look at it, and answer as max>", text)
     assert far.texts(FIRST)[-1] == "Reject"
     assert office.web.get("/api/v1/answer", params={"link": token}).json()["by"] == "max"
     done = office.web.post(
@@ -270,7 +283,7 @@ def test_a_prompt_mentions_nobody_and_links_nowhere(office: Desk, far: Slack) ->
     assert "<!channel>" not in message["text"]
     assert all(block["text"]["type"] == "plain_text" for block in message["blocks"] if block["type"] == "section")
     assert all(len(text) <= 3000 for text in far.texts(FIRST))
-    assert far.texts(FIRST)[-2:] == ["Look and edit…", "Reject"]  # of several options, one is chosen on the page
+    assert far.texts(FIRST)[-2:] == ["Answer…", "Reject"]  # of several options, one is chosen on the page
 
 
 def test_a_declaration_without_people_is_refused() -> None:

@@ -94,7 +94,7 @@ def _reply(call: Call[Any, Any], channel: SlackChannel, pressed: Pressed) -> dic
     try:
         wait = open_wait(call, link, by)
         if pressed.button == "edit":
-            return _alone(f"Look at it, and answer as {by}: {address(store, replace(link, by=by))}")
+            return _alone(f"look at it, and answer as {by}", address(store, replace(link, by=by)))
         said = answer_linked(call, wait, msgspec.convert({"verb": pressed.button}, ready(AnswerRequest))).next
     except (Problem, KillickError, msgspec.ValidationError) as error:
         said = str(error)
@@ -103,8 +103,9 @@ def _reply(call: Call[Any, Any], channel: SlackChannel, pressed: Pressed) -> dic
     return {"replace_original": True, **answered(as_asked(log, link.run, link.opened), ended)}
 
 
-def _alone(text: str) -> dict[str, Any]:
-    return {"response_type": "ephemeral", "replace_original": False, "text": escape(text, quote=False)}
+def _alone(text: str, link: str = "") -> dict[str, Any]:
+    said = escape(text, quote=False)
+    return {"response_type": "ephemeral", "replace_original": False, "text": f"<{link}|{said}>" if link else said}
 
 
 def _respond(url: str, reply: dict[str, Any], now_us: int) -> None:

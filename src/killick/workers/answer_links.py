@@ -116,12 +116,11 @@ def is_configured() -> bool:
 
 def lacks(*secrets: str) -> str | None:
     """What this process lacks to send messages with links; None if it has all."""
-    if not is_configured():
-        return f"messages to people have links; set {URL} and {SECRET}"
     try:
-        return lacking(*secrets) if settings() else None
+        settings()
     except DeclarationRefused as error:
-        return str(error)
+        return f"messages to people need links; {error}"
+    return lacking(*secrets)
 
 
 # of a hook's event --------------------------------------------------------------------------------
@@ -149,10 +148,9 @@ def links(event: HookEvent, people: Iterable[str] = ()) -> dict[str, str]:
         may, roles = event.data.get("may"), event.engine.roles
     except ValueErased:
         return {}
-    everyone = not opened.to or may is not None or roles is not None
-    asked = [name for name in people or may or opened.to or (event.hook,) if everyone or name in opened.to]
-    made = {name: link_of(event, name) for name in asked if may_answer(name, opened.to, may, roles)}
-    return {name: address(event.engine.store, link) for name, link in made.items()}
+    known = opened.to if may is None and roles is None else may  # any person may answer; those who are named are told
+    asked = [each for each in people or may or opened.to or (event.hook,) if may_answer(each, opened.to, known, roles)]
+    return {name: address(event.engine.store, link_of(event, name)) for name in asked}
 
 
 def open_question(event: HookEvent) -> Wait | None:

@@ -111,7 +111,7 @@ def _send(server: smtplib.SMTP, mail: Sequence[EmailMessage]) -> None:
 
 
 def _message(event: HookEvent, wait: Wait, sender: str, to: str, link: str) -> EmailMessage:
-    title, about, domain = headline(wait), evidence(wait), parseaddr(sender)[1].rpartition("@")[2]
+    title, domain = headline(wait), parseaddr(sender)[1].rpartition("@")[2]
     message = EmailMessage()
     message["Subject"] = cut(title, SUBJECT_CHARS)
     message["From"] = sender
@@ -120,20 +120,17 @@ def _message(event: HookEvent, wait: Wait, sender: str, to: str, link: str) -> E
     message["Message-ID"] = f"<{sha256(f'{event.key}:{to}'.encode()).hexdigest()[:40]}@{domain}>"
     message["Auto-Submitted"] = "auto-generated"
     end = "The link is for you alone: who has it answers in your name."
-    lines = [f"{name}: {text}" for name, text in about.items()]
+    lines = [f"{name}: {text}" for name, text in evidence(wait).items()]
     message.set_content("\n".join([title, "", *lines, "", "Look at it and answer:", link, "", end, ""]))
-    cells = [f"<td style='{_QUIET}'>{escape(name)}</td><td>{escape(text)}</td>" for name, text in about.items()]
-    rows = "".join(f"<tr>{each}</tr>" for each in cells)
     html = (
-        f"<html><body style='{_BODY}'><h2 style='{_TITLE}'>{escape(title)}</h2><table>{rows}</table>"
+        f"<html><body style='{_BODY}'><p style='{_TITLE}'>{escape(title)}</p><p>{'<br>'.join(map(escape, lines))}</p>"
         f"<p style='margin:24px 0'><a style='{_BUTTON}' href='{escape(link)}'>Look at it and answer</a></p>"
-        f"<p style='{_QUIET}'>{end}</p></body></html>"
+        f"<p style='color:#5f6368'>{end}</p></body></html>"
     )
     message.add_alternative(html, subtype="html")
     return message
 
 
 _BODY: Final = "font:15px/1.5 system-ui,sans-serif;max-width:640px"
-_TITLE: Final = "font-size:18px;white-space:pre-line"
-_QUIET: Final = "color:#5f6368;padding-right:16px;vertical-align:top;white-space:nowrap"
+_TITLE: Final = "font-size:18px;font-weight:600;white-space:pre-line"
 _BUTTON: Final = "background:#1a5fb4;color:#fff;padding:10px 18px;border-radius:6px;text-decoration:none"

@@ -118,16 +118,19 @@ class Service:
         address = checked_address(name, url, insecure=insecure)
         self._url = url
         self._timeout = timeout
+        self.host = address.hostname or ""
         self.origin = f"{address.scheme}://{address.netloc}"
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-        if is_loopback(address.hostname or ""):
+        if is_loopback(self.host):
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
-    def post(self, body: bytes, headers: Mapping[str, str], *, now_us: int, reply_bytes: int = 0) -> bytes:
-        """Sends JSON, and returns the beginning of the reply. Raises WebhookFailed."""
+    def post(
+        self, body: bytes, headers: Mapping[str, str], *, now_us: int, path: str = "", reply_bytes: int = 0
+    ) -> bytes:
+        """Sends JSON to the address, or to a path below it; returns the start of the reply. Raises WebhookFailed."""
         sent = {"content-type": "application/json", "user-agent": "killick", **headers}
-        request = urllib.request.Request(self._url, body, sent, method="POST")
+        request = urllib.request.Request(self._url + path, body, sent, method="POST")
         try:
             with self._opener.open(request, timeout=self._timeout) as answered:
                 reply: bytes = answered.read(reply_bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from typing import Any, Final
@@ -23,6 +24,7 @@ from killick.workers.hooks import Agents, Hook, HookEvent, declare_hook
 from killick.workers.services import SPARE_SECONDS, Service, check_age, secret_text, signing_key
 
 API: Final = "https://slack.com/api/"
+JSON: Final = "application/json; charset=utf-8"
 TOLERANCE_SECONDS: Final = 300.0
 TEXT_CHARS: Final = 2_900
 """Slack takes 3,000 characters in a section."""
@@ -60,54 +62,48 @@ def slack(
     """
     if not people:
         raise DeclarationRefused(name, "nobody could answer; give people= the name of each Slack user, by user id")
-    calls = {each: Service(name, api + each, seconds(timeout)) for each in ("chat.postMessage", "chat.update")}
+    service = Service(name, api, seconds(timeout))
     return declare_hook(
-        name, SlackChannel(channel, token, signing_secret, people, calls), ("wait.opened", "wait.closed"),
-        to=f"{calls['chat.update'].origin}, {channel}", same=(api, channel), lacks=lambda: links.lacks(token),
-        agent=agent, waits_for=waits_for, retry=retry, timeout=seconds(timeout) + SPARE_SECONDS,
+        name, SlackChannel(channel, token, signing_secret, people, service), ("wait.opened", "wait.closed"),
+        to=f"{service.origin}, {channel}", same=(api, channel), lacks=lambda: links.lacks(token), agent=agent,
+        waits_for=waits_for, retry=retry, timeout=seconds(timeout) + SPARE_SECONDS,
     )  # fmt: skip
 
 
+@dataclass(frozen=True, repr=False)
 class SlackChannel:
     """One channel: posts what is asked, updates what was answered, verifies what Slack sends."""
 
-    def __init__(
-        self, channel: str, token: str, signing_secret: str, people: Mapping[str, str], calls: Mapping[str, Service]
-    ) -> None:
-        self.people = dict(people)
-        self._channel = channel
-        self._token = token
-        self._signing_secret = signing_secret
-        self._calls = calls
+    channel: str
+    token: str
+    signing_secret: str
+    people: Mapping[str, str]
+    service: Service
 
     def __call__(self, event: HookEvent) -> None:
         log = event.engine.log
         if event.kind == "wait.opened":
             if (wait := links.open_question(event)) is not None:
                 message = asking(wait, links.token(log.store, links.link_of(event)))
-                posted = self._call("chat.postMessage", {"channel": self._channel, **message}, event)
-                event.receipt = f"{posted.get('channel')} {posted.get('ts')}"
+                posted = self._call("chat.postMessage", {"channel": self.channel, **message}, event)
+                event.receipt = f"{posted['channel']} {posted['ts']}"
             return
         asked = log.state(event.run, event.seq - 1).fold.facts.waits[event.event.step]
         receipt = event.earlier_receipt(asked.opened) if asked.waits_for in FOR_PEOPLE else None
         if receipt is not None:
             channel, _, ts = receipt.partition(" ")
             said = links.outcome(log, event.run, asked.opened) or f"Not asked any more: {event.event.how}"
-            wait = links.as_asked(log, event.run, asked.opened)
-            self._call("chat.update", {"channel": channel, "ts": ts, **answered(wait, said)}, event)
+            message = answered(links.as_asked(log, event.run, asked.opened), said)
+            self._call("chat.update", {"channel": channel, "ts": ts, **message}, event)
 
     def _call(self, method: str, body: Mapping[str, Any], event: HookEvent) -> dict[str, Any]:
-        service, token = self._calls[method], secret_text(self._token)
-        headers = {"authorization": f"Bearer {token}", "content-type": "application/json; charset=utf-8"}
+        headers = {"authorization": f"Bearer {secret_text(self.token)}", "content-type": JSON}
         sent = msgspec.json.encode(body)
-        reply = service.post(sent, headers, now_us=event.sent_at, reply_bytes=REPLY_BYTES)
-        try:
-            found = msgspec.json.decode(reply, type=dict[str, Any])
-        except msgspec.DecodeError:
-            found = {}
-        if found.get("ok") is not True:
-            raise WebhookFailed(service.origin, f"{method} answered {found.get('error', 'no JSON')}", body=reply)
-        return found
+        said = self.service.post(sent, headers, now_us=event.sent_at, path=method, reply_bytes=REPLY_BYTES)
+        reply = msgspec.json.decode(said, type=dict[str, Any])
+        if reply.get("ok") is not True:
+            raise WebhookFailed(self.service.origin, f"{method} answered {reply.get('error')}", body=said)
+        return reply
 
     def verify(self, headers: Mapping[str, str], body: bytes, now_us: int) -> str:
         """Verifies that Slack sent a request, within five minutes; returns its signature. Raises WebhookRefused."""
@@ -115,7 +111,7 @@ class SlackChannel:
         if not (sent.isascii() and sent.isdigit() and len(sent) < 15 and signature.isascii()):
             raise WebhookRefused("it has no valid X-Slack-Request-Timestamp and X-Slack-Signature")
         check_age(int(sent), TOLERANCE_SECONDS, now_us / 1_000_000)
-        signed = hmac.digest(signing_key(self._signing_secret), f"v0:{sent}:".encode() + body, sha256)
+        signed = hmac.digest(signing_key(self.signing_secret), f"v0:{sent}:".encode() + body, sha256)
         if not hmac.compare_digest(f"v0={signed.hex()}", signature):
             raise WebhookRefused("its signature does not fit; the body was changed, or the signing secret differs")
         return signature
@@ -126,7 +122,8 @@ class SlackChannel:
 
 def asking(wait: Wait, token: str) -> dict[str, Any]:
     """A message that asks. Its texts are plain: nothing in them mentions people or links anywhere."""
-    verbs = [("approve", "Approve", "primary"), ("edit", "Look and edit…", ""), ("reject", "Reject", "danger")]
+    look = "Look and edit…" if "approve" in wait.verbs else "Answer…"
+    verbs = [("approve", "Approve", "primary"), ("edit", look, ""), ("reject", "Reject", "danger")]
     buttons = [
         {"type": "button", "action_id": verb, "value": token, "text": _plain(label)} | ({"style": kind} if kind else {})
         for verb, label, kind in verbs

@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
@@ -53,21 +53,14 @@ def webhook(
 
         killick.webhook("https://example.org/hook", "wait.opened", secret="env:HOOK_SECRET")
     """
-    called = name or _host(url) or "webhook"
+    service = Service(name or "webhook", url, seconds(timeout), insecure=insecure)
+    called = name or service.host
     secrets = checked_secrets(called, secret)
-    service = Service(called, url, seconds(timeout), insecure=insecure)
     return declare_hook(
         called, _Sending(service, secrets), kinds, to=service.origin, same=sha256(url.encode()).digest(),
         lacks=lambda: lacking(*secrets), agent=agent, waits_for=waits_for, retry=retry,
         timeout=seconds(timeout) + SPARE_SECONDS if seconds(timeout) else 0,
     )  # fmt: skip
-
-
-def _host(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 # signing ------------------------------------------------------------------------------------------
