@@ -9,7 +9,7 @@ import socketserver
 import ssl
 import threading
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email import message_from_bytes, policy
 from email.message import EmailMessage
@@ -198,6 +198,8 @@ class Slack:
         self.fails: list[tuple[int, dict[str, Any], dict[str, str]]] = []
         self.loses = 0
         """How many replies are lost, of calls that are carried out."""
+        self.on_respond: Callable[[], bool] = lambda: False
+        """Called when a reply to an interaction comes; returns whether it is lost."""
         far = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -229,6 +231,8 @@ class Slack:
         if path == "/api/chat.update":
             self.messages[body["ts"]] = body
             return {"ok": True}
+        if self.on_respond():
+            return {"ok": False}
         ts = path.removeprefix("/respond/")
         if body["replace_original"]:
             self.messages[ts] = body

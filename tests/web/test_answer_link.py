@@ -148,7 +148,7 @@ def test_a_forged_or_altered_link_is_refused(office: Desk, sent: Collected) -> N
     for each in altered:
         refused = guest.get(each, 403)
         assert refused["code"] == "link_refused"
-        assert "it was altered, or is not of this server" in refused["detail"]
+        assert "this link was altered, or is not of this server" in refused["detail"]
         assert guest.post(each, 403, verb="approve")["code"] == "link_refused"
     assert "There is nothing to answer by this link" in guest.page("x", 403)
     assert office.kd.runtime.store.messages("claim") == []
@@ -178,7 +178,7 @@ def test_an_expired_link_says_when_and_the_deadline_of_the_question_ends_it(offi
     office.clock.advance(60)
     refused = Guest(office).post(link, 403, verb="approve")
     assert refused["code"] == "link_refused"
-    assert "it expired at 2026-11-" in refused["detail"]
+    assert "this link expired at 2026-11-" in refused["detail"]
 
 
 def test_a_link_holds_for_seven_days(office: Desk, sent: Collected) -> None:

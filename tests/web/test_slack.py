@@ -191,7 +191,7 @@ def test_the_value_of_a_button_is_no_link(office: Desk, far: Slack) -> None:
     value = far.messages[FIRST]["blocks"][-1]["elements"][0]["value"]
     refused = office.web.post("/api/v1/answer", params={"link": value}, json={"verb": "approve"})
     assert (refused.status_code, refused.json()["code"]) == (403, "link_refused")
-    assert "it is for another way to answer" in refused.json()["detail"]
+    assert "this link is for another way to answer" in refused.json()["detail"]
 
 
 def test_a_quorum_is_counted_and_the_buttons_stay_until_it_is_complete(office: Desk, far: Slack) -> None:
@@ -263,7 +263,7 @@ def test_a_button_of_another_message_answers_nothing_of_this_store(office: Desk,
     claim(office)
     far.messages[FIRST]["blocks"][-1]["elements"][0]["value"] = "made.up"
     press(office, far, "approve")
-    assert "it was altered, or is not of this server" in far.alone[0]
+    assert "this link was altered, or is not of this server" in far.alone[0]
     far.messages[FIRST]["blocks"][-1]["elements"][0]["action_id"] = "explode"
     assert answers(office) == []
 

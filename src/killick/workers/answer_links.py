@@ -84,10 +84,10 @@ def read(store: Store, signed: str, now_us: int) -> Link:
     said, _, signature = signed.partition(".")
     right = [_signature(each, store, said).encode() for each in settings()[1]]
     if not any(hmac.compare_digest(each, signature.encode()) for each in right):
-        raise AccessRefused("answer link", "it was altered, or is not of this server; open the original message")
+        raise AccessRefused("this link", "was altered, or is not of this server; open the original message")
     link = msgspec.json.decode(e.from_text(said), type=ready(Link))
     if now_us >= (until_us := link.until * 1_000_000):
-        raise AccessRefused("answer link", f"it expired at {moment(until_us)}; answer in the dashboard")
+        raise AccessRefused("this link", f"expired at {moment(until_us)}; answer in the dashboard")
     return link
 
 

@@ -44,9 +44,9 @@ def read_link(call: Call[Any, Any], token: str, *, is_personal: bool = True) -> 
     try:
         link = read(call.client.runtime.store, token, call.now_us)
         if bool(link.by) != is_personal:
-            raise AccessRefused("answer link", "it is for another way to answer; open the original message")
+            raise AccessRefused("this link", "is for another way to answer; open the original message")
     except AccessRefused as error:
-        raise Problem(403, str(error), code="link_refused") from None
+        raise Problem(403, f"this link {error.reason}", code="link_refused") from None
     return link
 
 
