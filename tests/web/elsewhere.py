@@ -140,10 +140,11 @@ class Smtp:
                         self.say("354 go on")
                         while (body_line := self.rfile.readline()) != b".\r\n":
                             body += body_line[1:] if body_line.startswith(b"..") else body_line
-                        far.mail.append(message_from_bytes(body, policy=policy.default))  # type: ignore[arg-type]
-                        far.is_encrypted.append(encrypted)
+                        if "DATA" not in far.refuses:
+                            far.mail.append(message_from_bytes(body, policy=policy.default))  # type: ignore[arg-type]
+                            far.is_encrypted.append(encrypted)
                         body = b""
-                        self.say("250 kept")
+                        self.say(far.refuses.get("DATA", "250 kept"))
                     elif verb == "QUIT":
                         self.say("221 bye")
                         return

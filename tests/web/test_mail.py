@@ -117,6 +117,23 @@ def test_an_address_that_is_refused_for_good_keeps_no_mail_from_the_others(
     assert "mia@example.org was refused" in caplog.text
 
 
+@pytest.mark.parametrize("refused", ["RCPT", "DATA"])
+def test_mail_that_is_refused_for_good_delays_no_other_question(office: Desk, post: Smtp, refused: str) -> None:
+    mailing(office, post, {"mia": "mia@example.org", "max": "max@example.org"})
+    if refused == "RCPT":
+        post.refuses |= {"mia@example.org": "550 nobody here", "max@example.org": "550 nobody here"}
+    else:
+        post.refuses["DATA"] = "554 spam"
+    claim(office)
+    attended(office.kd, "email")
+    assert recorded(office) == ["hook.dropped"]
+    post.refuses.clear()
+    claim(office, "other")
+    attended(office.kd, "email")
+    assert len(post.mail) == 2
+    assert recorded(office) == ["hook.dropped", "hook.called"]
+
+
 def test_a_question_that_was_answered_meanwhile_is_not_mailed(office: Desk, post: Smtp) -> None:
     mailing(office, post)
     claim(office)

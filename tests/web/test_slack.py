@@ -163,6 +163,26 @@ def test_an_update_that_slack_refuses_is_repeated(office: Desk, far: Slack) -> N
     assert kinds == ["hook.called", "hook.failed", "hook.failed", "hook.called"]
 
 
+def test_a_message_that_was_deleted_delays_no_other_question(office: Desk, far: Slack) -> None:
+    claim(office)
+    office.kd.answer("claim", "approve", by="max")
+    office.kd.advance("claim")
+    far.fails = [(200, {"ok": False, "error": "message_not_found"}, {})]
+    claim(office, "other")
+    kinds = [str(each.event.__struct_config__.tag) for each in office.kd.events("hook:slack", after=2)]
+    assert kinds == ["hook.called", "hook.dropped", "hook.called"]
+    assert len(far.messages) == 2
+
+
+def test_a_wait_that_is_for_no_person_is_no_concern_of_slack(office: Desk, far: Slack) -> None:
+    office.at(at.waits)
+    office.kd.send("r", "paid", {})
+    office.kd.advance("r")
+    attended(office.kd, "slack")
+    assert office.kd.info("r").status == "completed"
+    assert far.calls == []
+
+
 def test_a_question_that_was_answered_before_is_not_posted(office: Desk, far: Slack) -> None:
     office.at(at.claim, at.Claim(name="bob", amount=2400), run="claim")
     office.kd.answer("claim", "approve", by="mia")

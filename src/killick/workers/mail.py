@@ -17,15 +17,17 @@ from urllib.parse import unquote
 
 from killick.browser_guard import is_loopback
 from killick.engine.views import Wait
-from killick.errors import DeclarationRefused
+from killick.errors import DeclarationRefused, WebhookGone
 from killick.history.phrasing import cut
 from killick.logger import get_logger
 from killick.model.retry import Duration, Retry, seconds
 from killick.workers.answer_links import FOR_PEOPLE, evidence, headline, lacks, links, open_question
 from killick.workers.hooks import Agents, Hook, HookEvent, declare_hook
-from killick.workers.services import SPARE_SECONDS, checked_address, secret_text
+from killick.workers.services import checked_address, secret_text
 
 SUBJECT_CHARS: Final = 150
+DELIVERY_SECONDS: Final = 300.0
+"""The time limit of all messages of one question."""
 PORTS: Final = {"smtp": 587, "smtps": 465}
 
 logger: Final = get_logger("killick")
@@ -51,7 +53,7 @@ def email(
     sender    the address that mail comes from, as in `Killick <killick@example.org>`
     people    the address of each person, by name; or a function from a name to an address or None
     password  the user's password, or `env:NAME`
-    timeout   the time limit of one message
+    timeout   the time limit of each step of the conversation with the server
     insecure  allow an unencrypted connection to another machine
 
     The other options are those of `killick.on`. Links need the variables KILLICK_PUBLIC_URL and
@@ -92,22 +94,32 @@ def email(
     secrets = () if password is None else (password,)
     return declare_hook(
         name, send, ("wait.opened",), to=f"{address.scheme}://{host}", same=(server, sender),
-        lacks=lambda: lacks(*secrets), agent=agent, waits_for=waits_for, retry=retry,
-        timeout=seconds(timeout) + SPARE_SECONDS,
+        lacks=lambda: lacks(*secrets), agent=agent, waits_for=waits_for, retry=retry, timeout=DELIVERY_SECONDS,
     )  # fmt: skip
 
 
 def _send(server: smtplib.SMTP, mail: Sequence[EmailMessage]) -> None:
-    """Sends messages. A recipient who is refused for good is logged; if all are, the delivery fails."""
+    """Sends messages. One that the server refuses for good is logged; if it refuses all, the delivery is dropped: a
+    retry would only delay the mail of other questions."""
     refused = 0
     for each in mail:
         try:
             server.send_message(each)
-        except smtplib.SMTPRecipientsRefused as error:
-            refused += 1
-            if refused == len(mail) or any(code < 500 for code, _ in error.recipients.values()):
+        except (smtplib.SMTPRecipientsRefused, smtplib.SMTPDataError) as error:
+            if _code(error) < 500:
                 raise
+            refused += 1
             logger.warning("e-mail to %s was refused: %s", each["to"], error)
+            if refused == len(mail):
+                raise WebhookGone("e-mail", f"was refused for {each['to']}: {error}") from None
+
+
+def _code(error: smtplib.SMTPRecipientsRefused | smtplib.SMTPDataError) -> int:
+    """The server's reply to a message, which has one recipient."""
+    if isinstance(error, smtplib.SMTPDataError):
+        return error.smtp_code
+    [(code, _)] = error.recipients.values()
+    return code
 
 
 def _message(event: HookEvent, wait: Wait, sender: str, to: str, link: str) -> EmailMessage:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from killick.engine.views import Wait
-from killick.errors import DeclarationRefused, WebhookFailed, WebhookRefused
+from killick.errors import DeclarationRefused, WebhookFailed, WebhookGone, WebhookRefused
 from killick.history.phrasing import cut
 from killick.model.retry import Duration, Retry, seconds
 from killick.workers import answer_links as links
@@ -29,6 +29,8 @@ TOLERANCE_SECONDS: Final = 300.0
 TEXT_CHARS: Final = 2_900
 """Slack takes 3,000 characters in a section."""
 REPLY_BYTES: Final = 65_536
+GONE: Final = frozenset({"cant_update_message", "edit_window_closed", "message_not_found"})
+"""Errors of a message that no retry mends: a person deleted it, or it can no longer be changed."""
 
 
 def slack(
@@ -88,9 +90,10 @@ class SlackChannel:
                 posted = self._call("chat.postMessage", {"channel": self.channel, **message}, event)
                 event.receipt = f"{posted['channel']} {posted['ts']}"
             return
-        asked = log.state(event.run, event.seq - 1).fold.facts.waits[event.event.step]
-        receipt = event.earlier_receipt(asked.opened) if asked.waits_for in FOR_PEOPLE else None
-        if receipt is not None:
+        asked = log.state(event.run, event.seq - 1).fold.facts.waits.get(event.event.step)
+        if asked is None or asked.waits_for not in FOR_PEOPLE:
+            return
+        if (receipt := event.earlier_receipt(asked.opened)) is not None:
             channel, _, ts = receipt.partition(" ")
             said = links.outcome(log, event.run, asked.opened) or f"Not asked any more: {event.event.how}"
             message = answered(links.as_asked(log, event.run, asked.opened), said)
@@ -102,7 +105,8 @@ class SlackChannel:
         said = self.service.post(sent, headers, now_us=event.sent_at, path=method, reply_bytes=REPLY_BYTES)
         reply = msgspec.json.decode(said, type=dict[str, Any])
         if reply.get("ok") is not True:
-            raise WebhookFailed(self.service.origin, f"{method} answered {reply.get('error')}", body=said)
+            kind = WebhookGone if reply.get("error") in GONE else WebhookFailed
+            raise kind(self.service.origin, f"{method} answered {reply.get('error')}", body=said)
         return reply
 
     def verify(self, headers: Mapping[str, str], body: bytes, now_us: int) -> str:
