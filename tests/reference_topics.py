@@ -80,8 +80,9 @@ TOPICS: Final = {
         "triggers.md",
         {
             "killick.triggers": "cron every when on_event Firing Previous TriggerInfo",
-            "killick": "on webhook",
+            "killick": "on webhook email slack",
             "killick.workers.hooks": "HookEvent",
+            "killick.workers.answer_links": "links",
             "killick.workers.webhooks": "webhook_verify",
         },
     ),
@@ -138,6 +139,7 @@ GUIDES: Final = {
         "contracts.md": "Client.rejudge",
         "encryption.md": "Client.store.erase Client.store.rotate_keys",
         "finding.md": "Finder Client.find",
+        "approvals-elsewhere.md": "email slack links",
         "hooks.md": "on webhook HookEvent webhook_verify",
         "hosting.md": "Host Run.hosting Client.host",
         "intervening.md": "Client.pause Client.cancel Client.resume Editor",
@@ -181,6 +183,7 @@ GROUPS: Final = {
 
 LIKE: Final = {
     "machine": "agent", "loop_sync": "loop", "open_async": "open", "webhook": "on", "Listed": "RunInfo",
+    "email": "on", "slack": "on",
     "triggers.every": "triggers.cron", "triggers.when": "triggers.cron", "triggers.on_event": "triggers.cron",
     "Window.plan": "Window.fit", "Window.render": "Window.fit", "Window.answering": "Window.answer",
     "Host.ask": "Run.ask", "Host.model": "Run.model", "Run.stream": "Run.model", "Run.send": "Run.wait",
@@ -268,6 +271,9 @@ COMMON: Final = {
 
 VARIABLES: Final = {
     "KILLICK_BUILD": "the version of the agents' code that runs record; by default that of the package or repository",
+    "KILLICK_PUBLIC_URL": "the address of `killick serve` as people reach it, for answer links",
+    "KILLICK_LINK_SECRET": "the secret that signs answer links, at least 16 bytes; during rotation two, with a space "
+    "between them",
     "KILLICK_SECRET_KEY": "the key that signs the sessions of `killick serve`, at least 32 characters; give all "
     "servers of one store the same key",
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "whether traces carry the content of messages",

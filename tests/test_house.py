@@ -451,7 +451,7 @@ def test_the_door_finds_each_name_where_type_checkers_do(house: House) -> None:
 
 
 def test_the_door_is_small() -> None:
-    assert len(dir(importlib.import_module("killick"))) < 60
+    assert len(dir(importlib.import_module("killick"))) <= 61
 
 
 @pytest.mark.parametrize(("code", "at_most"), [("import killick", 60), ("import killick.cli.main", 140)])

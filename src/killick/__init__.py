@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from killick.model.state import State
     from killick.window import Window
     from killick.workers.hooks import on
+    from killick.workers.mail import email
+    from killick.workers.slack import slack
     from killick.workers.webhooks import webhook
     from killick.workspace import Workspace
 
@@ -85,6 +87,7 @@ __all__ = [
     "agent",
     "clock",
     "durable",
+    "email",
     "errors",
     "loop",
     "loop_sync",
@@ -95,6 +98,7 @@ __all__ = [
     "open_tool",
     "read_contract",
     "rules",
+    "slack",
     "tool",
     "triggers",
     "webhook",
@@ -127,6 +131,8 @@ _MODULES = {
         "model.state": "State",
         "window": "Window",
         "workers.hooks": "on",
+        "workers.mail": "email",
+        "workers.slack": "slack",
         "workers.webhooks": "webhook",
         "workspace": "Workspace",
     }.items()

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names of this machine; any other name may be a page's that points here."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its address or its usual name. Resolves nothing."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Refusal(NamedTuple):

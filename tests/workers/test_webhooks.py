@@ -317,7 +317,7 @@ def test_a_worker_without_the_secret_says_so_once_and_leaves_the_events_to_one_t
     for _ in range(2):
         asyncio.run(served(kd))
         open_wait(kd, f"claim-{len(kd.list())}")
-    lack = "the environment has no HOOK_SECRET; set it to the webhook's secret"
+    lack = "the environment has no HOOK_SECRET; set it to the secret"
     assert [record.getMessage() for record in caplog.records if "HOOK_SECRET" in record.getMessage()] == [
         f"hook ops: this worker delivers none of its events: {lack}"
     ] * 2, "once for each worker"
@@ -465,13 +465,13 @@ def test_what_is_no_http_is_told_later(kd: killick.Client) -> None:
     ("url", "options", "told"),
     [
         ("http://example.org/hook", {}, "http://example.org is not encrypted; use https://, or give insecure=True"),
-        ("ftp://example.org", {}, "is not the address of a webhook"),
-        ("example.org/hook", {}, "is not the address of a webhook"),
-        ("https://[::1/hook", {}, "is not the address of a webhook"),
-        ("https://example.org:port/", {}, "is not the address of a webhook"),
+        ("ftp://example.org", {}, "is not the address of a service"),
+        ("example.org/hook", {}, "is not the address of a service"),
+        ("https://[::1/hook", {}, "is not the address of a service"),
+        ("https://example.org:port/", {}, "is not the address of a service"),
         ("https://ann:pw@example.org/", {}, "its address names a user"),
-        ("https://example.org", {"secret": ""}, "a webhook is signed"),
-        ("https://example.org", {"secret": []}, "a webhook is signed"),
+        ("https://example.org", {"secret": ""}, "is signed; give secret"),
+        ("https://example.org", {"secret": []}, "is signed; give secret"),
         ("https://example.org", {"secret": "whsec_!"}, "its part after whsec_ is not base64"),
         ("https://example.org", {"timeout": 0}, "timeout=0 leaves no time"),
     ],

@@ -72,7 +72,7 @@ class HookSet(Event, frozen=True, tag="hook.set"):
 
 
 class HookCalled(Event, frozen=True, tag="hook.called"):
-    """A hook received event `seq` of `run` and accepted it. Its cursor moved to `position`."""
+    """A hook accepted event `seq` of `run`; its cursor is at `position`. Data: `receipt`, the receiver's id of it."""
 
     position: int
     run: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from ipaddress import ip_address
 from typing import Final
 
 import httpx
 
+from killick.browser_guard import is_loopback
 from killick.errors import AccessRefused
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -45,7 +45,7 @@ class Upstream:
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS, write=WRITE_SECONDS, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
-            trust_env=not _is_here(found.host),
+            trust_env=not is_loopback(found.host),
             transport=transport,
         )
 
@@ -88,13 +88,3 @@ def _named(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """Returns the hop-by-hop headers that a Connection header names."""
     named = [value for name, value in headers if name.lower() == b"connection"]
     return frozenset(each.strip().lower() for value in named for each in value.split(b","))
-
-
-def _is_here(host: str) -> bool:
-    """Returns whether a host is this machine, which is reached without the environment's proxy."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
 from killick.presenting.encoder import words_of
-from killick.web import openapi, streams
+from killick.web import openapi, slack, streams
 from killick.web import webhooks as receiving
 from killick.web.addresses import API, Paths
 from killick.web.app_context import AppContext
@@ -26,6 +26,7 @@ from killick.web.auth import sessions
 from killick.web.auth.access import Access, Identify, access_for
 from killick.web.endpoints import Endpoints
 from killick.web.handlers import (
+    answer_link,
     boundary,
     compare,
     graph,
@@ -51,12 +52,13 @@ from killick.web.problems import Problem
 from killick.web.redaction import Redaction
 from killick.web.render import problem_page
 from killick.web.routes import Route
+from killick.workers import answer_links
 
 if TYPE_CHECKING:
     from killick.client.client import Client
 
 SLICES: Final[tuple[Any, ...]] = (
-    operations, compare, graph, search, streams, status, inbox, boundary, receiving, overview,
+    operations, compare, graph, search, streams, status, inbox, answer_link, boundary, receiving, overview,
     record, run_detail, run_list, start, step_detail, step_list, trace, triggers, window, workspace,
 )  # fmt: skip
 """The modules whose routes make up the app."""
@@ -87,7 +89,9 @@ def asgi(
     known = access or access_for(client, identify)
     context = AppContext(client, access=known, mask=Redaction(client, redact, spared=_WORDS), webhooks=webhooks)
     endpoints = Endpoints(context, once=IdempotencyKeys(client))
-    receiving.check(context.webhooks, at_us=client.runtime.clock.now_us())
+    receiving.check(context.webhooks)
+    if answer_links.is_configured():
+        answer_links.settings()  # says at once what cannot work
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -109,6 +113,7 @@ def asgi(
         routes=[
             StarletteRoute("/static/{version}/{name}", static),
             *sessions.routes(context),
+            *slack.routes(context),
             *status.routes(endpoints),
             *endpoints.table(ROUTES),
         ],

@@ -112,10 +112,6 @@ def _protocol() -> type[asyncio.Protocol]:
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address. Resolves its name."""
     try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        pass
-    try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
     except OSError:
         return False

@@ -66,6 +66,9 @@ PASSED_MAX: Final = 1_000
 PASSED_IDLE_MAX: Final = 100
 """The same, while the hook is idle."""
 
+RECEIPTS_MAX: Final = 10_000
+"""How many events of a hook's log are searched for the receipt of an earlier delivery."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 _RUN: Final = "hook:"
 _AGENT: Final = "killick.hook:"
@@ -88,7 +91,7 @@ class HookEvent:
     """
 
     def __init__(self, engine: Engine, item: OutboxItem, *, agent: str, hook: str, attempt: int, sent_at: int) -> None:
-        self._engine = engine
+        self.engine = engine
         self.kind = item.kind
         self.run = item.run
         self.seq = item.seq
@@ -100,6 +103,8 @@ class HookEvent:
         """The time of this delivery, in microseconds since the epoch."""
         self.is_unread = False
         """Whether the store failed to read it: then the hook did not fail, and the attempt does not count."""
+        self.receipt: str | None = None
+        """The receiver's name of the delivery, if the hook sets it: recorded with the delivery."""
 
     def _read(self, read: Callable[..., T], *args: Any) -> T:
         try:
@@ -121,29 +126,38 @@ class HookEvent:
     @cached_property
     def event(self) -> Any:
         """The event itself, one of the types in `docs/events.md`."""
-        return self._read(self._engine.log.event, self.run, self.seq)
+        return self._read(self.engine.log.event, self.run, self.seq)
 
     @property
     def hash(self) -> str:
         """Its link of the run's hash chain, in hex."""
-        return self._read(lambda: self._engine.log.read(self.run, after=self.seq - 1, limit=1))[0].row.hash.hex()
+        return self._read(lambda: self.engine.log.read(self.run, after=self.seq - 1, limit=1))[0].row.hash.hex()
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """Its values, verbatim. Raises ValueErased if they were erased."""
-        return self._read(self._engine.log.data, self.run, self.seq)
+        return self._read(self.engine.log.data, self.run, self.seq)
 
     @property
     def because(self) -> Any:
         """For `wait.opened`: why the agent, or the model that decided it, wants the step; None if it gave no reason."""
-        opened, log = self.event, self._engine.log
+        opened, log = self.event, self.engine.log
         if not isinstance(opened, e.WaitOpened):
             return None
         return self._read(lambda: because_of(log.state(self.run, self.seq), opened.step))
 
     def info(self) -> RunInfo:
         """Returns the current state of the run, which may be later than this event."""
-        return self._read(info, self._engine.log, self.run)
+        return self._read(info, self.engine.log, self.run)
+
+    def earlier_receipt(self, seq: int) -> str | None:
+        """The `receipt` of another event of this run; None if it is not among this hook's last deliveries."""
+        log, hook = self.engine.log, _RUN + self.hook
+        after = max(log.head(hook).seq - RECEIPTS_MAX, 0)
+        for at, called, _ in log.read(hook, after=after, limit=RECEIPTS_MAX):
+            if isinstance(called, system_events.HookCalled) and (called.run, called.seq) == (self.run, seq):
+                return log.data(hook, at).get("receipt")
+        return None
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.key}>"
@@ -427,7 +441,7 @@ class _Following:
                 raise
             return await self._failed(row, attempt, error)
         called = system_events.HookCalled(at=self.now, position=row.position, run=row.run, seq=row.seq, attempt=attempt)
-        await self.log.append_soon(Entry(called))
+        await self.log.append_soon(Entry(called, {} if event.receipt is None else {"receipt": event.receipt}))
         return True
 
     def _loaded(self, row: OutboxItem, attempt: int) -> HookEvent | None:

@@ -31,6 +31,7 @@ from killick.presenting.documents import Document, Question, open_wait
 from killick.web.forms import NOTHING, unmasked
 from killick.web.problems import Problem
 from killick.web.routes import Call, get, post
+from killick.workers.answer_links import SAID
 
 Kind = Literal["approval", "question", "doubt"]
 ANSWERED_MAX: Final = 8
@@ -246,7 +247,7 @@ def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
         # A client that lost the response repeats the request with its key; a different answer is a different request.
         if call.key is None or first.by != by or not _said(client, run, step, by, body.verb, value, body.comment):
             raise
-    did, following = _SAID[body.verb], ""
+    did, following = SAID[body.verb], ""
     if found is not None:
         did += approvals.answered(found, body.verb, value)
         following = approvals.lacks(found, by, body.verb) or approvals.continues(
@@ -265,12 +266,6 @@ def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, c
             there = (said.get("kind"), said.get("value"), said.get("comment"))
             return value_digest(there) == value_digest((verb, through_codec(value, at="value"), comment))
     return False
-
-
-_SAID: Final[dict[str, str]] = {
-    "approve": "approved", "reject": "rejected", "edit": "edited", "respond": "answered",
-    "happened": "settled: it happened", "not": "settled: it did not happen", "stop": "stopped",
-}  # fmt: skip
 
 
 ROUTES: Final = (
