@@ -152,8 +152,10 @@ class Leases:
                 lease.until = since + seconds
             elif head is not None and self._held.get(lease.run) is lease:
                 # A run that is not written yet has no head, so no other worker could have leased it.
-                self.drop(lease)
                 taken = head.epoch != lease.epoch
+                if not taken and head.holder == self._holder and since < lease.until:
+                    continue  # its row was locked; the next look renews it
+                self.drop(lease)
                 reason: LogError = (
                     EpochStale(lease.run, held=lease.epoch, actual=head.epoch) if taken else LeaseLost(lease.run)
                 )

@@ -42,6 +42,7 @@ SERVER_NEEDED: Final = 140000
 _FIRST_NAP_SECONDS: Final = 0.01
 _LONGEST_NAP_SECONDS: Final = 0.5
 _CONFLICTS: Final = ("40001", "40P01")
+_LOCKED: Final = "55P03"
 _CALLER_CODES: Final = ("23", "40")
 """Errors in a caller's transaction that the caller caused: violated constraints and serialization conflicts."""
 
@@ -298,7 +299,8 @@ class PostgresServer(Forked):
         if readable_from > FORMAT:
             raise StoreFormat(self.place, found=found, known=FORMAT)
         if found < FORMAT:
-            with self._exclusively(session):
+            with self._exclusively(session), self._naming_lockers(session):
+                session.script(Q.migrate_soon)
                 found, _ = self._format(session)
                 for step, script in migrations("postgres", self.place, found=found, newest=FORMAT):
                     session.script(self.qualified(script))
@@ -306,6 +308,19 @@ class PostgresServer(Forked):
                         session.run(self.q.put_meta, key, value)
                 found = max(found, FORMAT)
         return found
+
+    @contextlib.contextmanager
+    def _naming_lockers(self, session: Session) -> Generator[None, None, None]:
+        """Lets a migration that waits for a table be tried again, and names the session that holds it."""
+        try:
+            yield
+        except Failed as failed:
+            if failed.code != _LOCKED:
+                raise
+            session.script("ROLLBACK")
+            [holder] = [name for (name,) in session.rows(self.q.lockers, self.schema)] or ["another session"]
+            text = f"the migration of its tables waits for {holder}; end that transaction, then open the store again"
+            raise Failed(failed.code, text, lost=True) from failed
 
     def _format(self, session: Session) -> tuple[int, int]:
         meta = {key: value for key, value, _ in session.rows(self.q.meta)}
@@ -335,7 +350,7 @@ class PostgresServer(Forked):
             return StoreFull(self.place)
         if code == "25006":
             return StoreReadOnly(self.place)
-        if code in ("55P03", "57014", *_CONFLICTS):
+        if code in (_LOCKED, "57014", *_CONFLICTS) and not failed.lost:
             return StoreBusy(self.place, self.busy_seconds)
         if code == "23505":
             return StoreBroken(self.place, f"a row already exists where a new one belongs ({text})")

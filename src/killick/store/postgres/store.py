@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 
 from killick.clock import Clock, SystemClock
-from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreError
+from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreBusy, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.postgres import search_terms
@@ -25,7 +25,7 @@ from killick.store.postgres.inspect import conditions, damaged_pieces, problems
 from killick.store.postgres.notify import PostgresListener
 from killick.store.postgres.rows import claimed_of, counts_query, run_row_of, runs_query
 from killick.store.postgres.server import PostgresServer, namespaces
-from killick.store.postgres.wire import Failed, Rows, Session, Statement
+from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.records import (
     ASKS,
@@ -63,6 +63,10 @@ from killick.store.records import (
 from killick.store.sql.rows import damaged_terms, head_of, message_of, snapshot_of
 
 SESSIONS: Final = 8
+_SHORTLY: Final = "SET LOCAL lock_timeout = 250"
+"""How long a renewal waits for a row: an append of the holder locks it for a moment, a foreign session for any time."""
+
+_RENEW_FREE, _RENEW_LOCKED = (lambda: Q.renew.format(locked="SKIP LOCKED")), (lambda: Q.renew.format(locked=""))
 _LAST: Final = (1 << 63) - 1
 
 
@@ -309,7 +313,17 @@ class PostgresStore:
         return bool(found) and (found[0][4], found[0][7]) == (head.epoch, head.holder)
 
     def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
-        return dict(self._rows(self._q.renew, holder, self._clock_us(), _seconds(seconds), list(runs)))
+        params = (holder, self._clock_us(), _seconds(seconds))
+        kept: dict[str, int] = dict(self._rows(self._q.of("renew", _RENEW_FREE), *params, list(runs)))
+        for run in {*runs} - kept.keys():
+
+            def write(session: Session, run: str = run) -> Rows:
+                session.script(_SHORTLY)
+                return session.rows(self._q.of("renew_locked", _RENEW_LOCKED), *params, [run])
+
+            with suppress(StoreBusy):
+                kept |= self._server.transact(write)
+        return kept
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         self._rows(self._q.release, run, epoch, holder, left)
