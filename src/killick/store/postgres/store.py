@@ -24,7 +24,7 @@ from killick.store.postgres.append import PostgresTransaction, acknowledged, app
 from killick.store.postgres.inspect import conditions, damaged_pieces, problems
 from killick.store.postgres.notify import PostgresListener
 from killick.store.postgres.rows import claimed_of, counts_query, run_row_of, runs_query
-from killick.store.postgres.server import PostgresServer, namespaces
+from killick.store.postgres.server import PostgresServer, T, namespaces
 from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.records import (
@@ -235,7 +235,7 @@ class PostgresStore:
             unused = [piece for (piece,) in session.rows(self._q.unused, limit)]
             return int(session.rows(self._q.sweep, unused)[0][0])
 
-        return self._server.transact(write)
+        return self._unhurried(write)
 
     # snapshots --------------------------------------------------------------------------------
 
@@ -502,13 +502,13 @@ class PostgresStore:
         return True
 
     def inspect(self, *, heal: bool = False) -> list[Problem]:
-        found = self._server.run(lambda session: list(problems(session, self._q, heal=heal)))
-        damaged = self._server.run(lambda session: damaged_pieces(session, self._q))
+        found = self._unhurried(lambda session: list(problems(session, self._q, heal=heal)))
+        damaged = self._unhurried(lambda session: damaged_pieces(session, self._q))
         for hashes, healed in zip(damaged, (False, heal), strict=True):
             what = "value {} does not match its hash"
             found += [Problem(where="pieces", what=what.format(hash_.hex()[:12]), healed=healed) for hash_ in hashes]
         if any(problem.healed for problem in found):
-            self._server.transact(lambda session: self._heal(session, damaged[1]))
+            self._unhurried(lambda session: self._heal(session, damaged[1]))
         return found
 
     def _heal(self, session: Session, pieces: list[bytes]) -> None:
@@ -525,6 +525,15 @@ class PostgresStore:
         return self._server.run(lambda session: list(conditions(session, self._server, SystemClock())))
 
     # inside -----------------------------------------------------------------------------------
+
+    def _unhurried(self, work: Callable[[Session], T]) -> T:
+        """Runs maintenance, which reads whole tables, without the role's statement_timeout."""
+
+        def write(session: Session) -> T:
+            session.script("SET LOCAL statement_timeout = 0")
+            return work(session)
+
+        return self._server.transact(write)
 
     def _rows(self, statement: Statement, *values: Any) -> Rows:
         return self._server.run(lambda session: session.rows(statement, *values))

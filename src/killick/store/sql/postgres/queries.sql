@@ -22,7 +22,7 @@ SELECT pg_advisory_xact_lock(hashtextextended('{schema}', 20260101))
 
 -- While a migration waits for a table, every other session waits behind it.
 -- name: migrate_soon
-SET LOCAL lock_timeout = 100
+SET LOCAL lock_timeout = 100; SET LOCAL statement_timeout = 0
 
 -- name: lockers
 SELECT concat_ws(' ', 'session', pid, '(' || concat_ws(', ', nullif(application_name, ''), state || ' for '
