@@ -141,3 +141,23 @@ def test_no_operation_of_the_hot_path_reads_a_whole_table(
         if read := [table for table, count in after.items() if count != before[table]]:
             whole[name] = read
     assert whole == {}
+
+
+def test_a_page_of_a_rare_status_reads_no_newer_run_of_another(
+    filled: tuple[PostgresStore, psycopg.Connection[Any]],
+) -> None:
+    store, sql = filled
+    sql.execute(
+        "INSERT INTO heads (number, run, base, seq, hash, epoch, checksum, agent, status, priority, started_at_us,"
+        " changed_at_us, tags, delivered_checksum) SELECT -n, 'rare' || n, 0, 0, '', 0, '', 'rare', 'paused', 0, 0, 0,"
+        " '{}', '' FROM generate_series(1, 10) AS n"
+    )
+    fetched = "SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'heads' AND schemaname = 'killick'"
+    scans(store, sql)
+    before = sql.execute(fetched).fetchone() or (0,)
+    for _ in range(TIMES):
+        assert len(store.runs(RunQuery(status=("paused", "code_mismatch")), limit=50)) == 10
+        assert len(store.runs(RunQuery(status=("paused",), agent="rare"), limit=50)) == 10
+    scans(store, sql)
+    after = sql.execute(fetched).fetchone() or (0,)
+    assert after[0] - before[0] < TIMES * 50

@@ -258,6 +258,16 @@ SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_
     delivered_checksum = killick.count_check(number, delivered)
 FROM killick.heads WHERE number < $1 AND agent IS NOT NULL {conditions} ORDER BY number DESC LIMIT $2
 
+-- name: runs_by_status
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
+    delivered_checksum = killick.count_check(number, delivered)
+FROM ({found}) AS found ORDER BY number DESC LIMIT $2
+
+-- The status is no parameter: the planner would take a rare one for a common one, and read every newer run.
+-- name: runs_of_status
+(SELECT * FROM killick.heads WHERE status = '{status}' AND number < $1 AND agent IS NOT NULL {conditions}
+ORDER BY number DESC LIMIT $2)
+
 -- The sort key is `urgency_of`.
 -- name: asking
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
