@@ -17,6 +17,8 @@ FAR: Final = {"path": ""}
 """Where the far side listens, known before any tool runs."""
 
 SEED: Final = {"seed": 0}
+CODE: Final = {"version": 1}
+"""Which version of the agent's code this process has."""
 
 MANY: Final = killick.Retry(attempts=500, first=0.02, max=0.2)
 """A step may be cut off again and again: how often is not what this is about."""
@@ -156,10 +158,13 @@ def wait_of(number: int, label: str) -> str:
 
 @killick.agent
 async def errand(run: killick.Run, number: int) -> dict[str, int]:
-    """Eight steps; the result says which receipts it got."""
+    """Eight steps; the result says which receipts it got. Version 2 has a step before `pay`, and one at the end."""
     receipts: dict[str, int] = {}
+    is_new = CODE["version"] > 1
     for label in plan(number):
         what = f"{run.id}/{label}"
+        if label == "pay" and is_new and run.patched("confirm"):
+            receipts["confirm"] = await run.call(reserve, f"{run.id}/confirm")
         if label in TOOLS:
             receipts[label] = await run.call(TOOLS[label], what)
         elif (kind := wait_of(number, label)) == "sleep":
@@ -168,4 +173,6 @@ async def errand(run: killick.Run, number: int) -> dict[str, int]:
             assert await run.wait(label) == what
         else:
             assert (await run.ask(f"May {what} go on?")).approved
+    if is_new:
+        receipts["thank"] = await run.call(notify, f"{run.id}/thank")
     return receipts
