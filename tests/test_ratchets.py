@@ -21,7 +21,7 @@ CIRCLES: Final = ()
 
 LINES: Final = {
     "adapters": 6855, "agents": 1179, "archive": 1862, "audit": 1255, "check": 3504, "cli": 7923, "client": 2282,
-    "contracts": 2722, "definitions": 1808, "encryption": 591, "engine": 12688, "history": 7101, "llm": 1153, "log":
+    "contracts": 2722, "definitions": 1808, "encryption": 591, "engine": 12702, "history": 7101, "llm": 1153, "log":
     2624, "model": 4935, "presenting": 2868, "proxy": 2284, "replay": 734, "store": 7765, "testing": 1020, "top": 2130,
     "web": 8209, "window": 2691, "workers": 2725, "workspace": 4816,
 }  # fmt: skip

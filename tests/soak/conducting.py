@@ -116,7 +116,7 @@ class _Lines(logging.Handler):
 def work(setting: Setting, url: str, version: int) -> None:
     """Be a worker, with this version of the code, until somebody says to stop."""
     errands.CODE["version"] = version
-    os.environ["KILLICK_BUILD"] = f"soak.{version}"
+    os.environ.update(KILLICK_BUILD=f"soak.{version}", SOAK_CODE=str(version))
     # Workers look for runs that diverged, and try them again, as often as a soak has time for.
     worker.TRIM_SECONDS, code_versions.AGAIN_US = 1.0, 1_000_000  # type: ignore[misc]
     logger = logging.getLogger("killick")
@@ -367,6 +367,7 @@ def far_side(folder: Path, seed: int) -> Any:
     path = folder / "far"
     errands.FAR["path"] = str(path)
     errands.SEED["seed"] = seed
+    os.environ.update(SOAK_FAR=str(path), SOAK_SEED=str(seed))
     reading, writing = os.pipe()
     child = fork(lambda: farside.serve(path, seed, writing), folder / "errors")
     assert os.read(reading, 1) == b".", "the far side did not begin"

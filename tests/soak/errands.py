@@ -13,11 +13,12 @@ from typing import Any, Final
 import killick
 from soak.draws import draw, fate
 
-FAR: Final = {"path": ""}
-"""Where the far side listens, known before any tool runs."""
+FAR: Final = {"path": os.environ.get("SOAK_FAR", "")}
+"""Where the far side listens, known before any tool runs. A run that is executed alone has a process of its own, which
+knows it by the environment."""
 
-SEED: Final = {"seed": 0}
-CODE: Final = {"version": 1}
+SEED: Final = {"seed": int(os.environ.get("SOAK_SEED", "0"))}
+CODE: Final = {"version": int(os.environ.get("SOAK_CODE", "1"))}
 """Which version of the agent's code this process has."""
 
 MANY: Final = killick.Retry(attempts=500, first=0.02, max=0.2)
