@@ -40,7 +40,7 @@ class Server(Protocol):
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[Server]:
+def server(folder: Path, **settings: str) -> Iterator[Server]:
     """A server for as long as the block lasts. It does not run as root, so the way to its data is opened to it."""
     spec = spec_from_file_location("servers", SERVERS)
     assert spec is not None
@@ -48,7 +48,9 @@ def server(folder: Path) -> Iterator[Server]:
     servers = module_from_spec(spec)
     spec.loader.exec_module(servers)
     folder.chmod(0o755)
-    with cast("Server", servers.Server(folder / f"postgres-{next(_schemas)}", settings=SETTINGS)) as started:
+    with cast(
+        "Server", servers.Server(folder / f"postgres-{next(_schemas)}", settings={**SETTINGS, **settings})
+    ) as started:
         yield started
 
 

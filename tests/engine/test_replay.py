@@ -1041,6 +1041,44 @@ def test_r24_patched_is_true_for_a_run_that_has_not_come_to_the_place(processes:
     assert processes.new().run(version(patched=True), id="r") == "new"
 
 
+@pytest.mark.parametrize("successor", ["old", "new"])
+def test_r24_patched_goes_the_way_of_the_code_that_made_the_next_step(
+    processes: Processes, calls: Calls, successor: str
+) -> None:
+    """New code passes the guard and dies before its step is on record; code without the guard may come next."""
+    dying, life = processes.mortal()
+    watching = processes.new()
+
+    def version(code: str) -> killick.Agent[None, str]:
+        @killick.agent(name="patched_and_died")
+        async def agent(run: killick.Run) -> str:
+            way = "old"
+            if code != "old" and run.patched("check first"):
+                if code == "dies":
+                    while "FactDrawn" not in record_kinds():
+                        await asyncio.sleep(0)
+                    life.die()
+                await run.call(keyed(calls), "check")
+                way = "new"
+            await run.call(keyed(calls), "pay")
+            await run.ask("well?")
+            return way
+
+        return agent
+
+    def record_kinds() -> list[str]:
+        return [type(each.event).__name__ for each in watching.events("r")]
+
+    with pytest.raises(StoreUnavailable):
+        dying.run(version("dies"), id="r")
+    processes.mourn()
+    kd = processes.new()
+    park(kd, version(successor))
+    kd.answer("r", "approve")
+    assert processes.new().run(version("new"), id="r") == successor
+    assert calls == (["pay"] if successor == "old" else ["check", "pay"])
+
+
 def test_r24_time_and_chance_take_no_number_and_are_the_same_on_replay(processes: Processes, calls: Calls) -> None:
     seen: list[tuple[datetime, datetime, UUID, UUID, float]] = []
 

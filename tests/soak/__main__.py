@@ -1,4 +1,4 @@
-"""`python -m soak [postgres] [sqlite] [failover]`: the long form. Prints its counts; fails if anything is wrong."""
+"""`python -m soak [postgres] [sqlite] [failover] [upgrade]`: the long form. Prints its counts, and what is wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servers import Pair, Server
 from soak.conducting import Setting, far_side, play
 from soak.judging import judge
 
-STORES: Final = ("postgres", "sqlite", "failover")
+STORES: Final = ("postgres", "sqlite", "failover", "upgrade")
 
 
 def soak(store: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
@@ -30,7 +30,8 @@ def soak(store: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         with Pair() as pair:
             return _soaked(Setting(pair.url, folder, restarts=1, pooler_url=pair.pooler_url, **options), pair)
     with Server() as server:
-        return _soaked(Setting(server.url, folder, restarts=asked.restarts, **options), server)
+        restarts, upgrades = (0, True) if store == "upgrade" else (asked.restarts, False)
+        return _soaked(Setting(server.url, folder, restarts=restarts, upgrades=upgrades, **options), server)
 
 
 def _soaked(setting: Setting, server: Server | Pair | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import killick
 from killick.errors import AlreadyAnswered, AnswerRefused, KillickError
 from killick.store.records import RunQuery
+from killick.workers import code_versions, worker
 from servers import Pair, Server
 from soak import errands, farside
 from soak.draws import Blow, blow, restarts
@@ -35,7 +36,7 @@ DRAIN_SECONDS_MAX: Final = 20.0
 AT_ONCE: Final = 100
 """Runs that are started together."""
 
-OPEN: Final = ("queued", "running", "waiting", "paused")
+OPEN: Final = ("queued", "running", "waiting", "code_mismatch", "paused")
 
 
 class Setting(NamedTuple):
@@ -52,6 +53,9 @@ class Setting(NamedTuple):
     limit_seconds: float
     pooler_url: str | None = None
     """Where every other worker finds the store."""
+
+    upgrades: bool = False
+    """Whether the first workers have the old code, and each that takes the place of one has the new code."""
 
 
 class Freeze(NamedTuple):
@@ -109,8 +113,12 @@ class _Lines(logging.Handler):
         os.write(self._fd, json.dumps(told, default=str).encode() + b"\n")
 
 
-def work(setting: Setting, url: str) -> None:
-    """Be a worker until somebody says to stop."""
+def work(setting: Setting, url: str, version: int) -> None:
+    """Be a worker, with this version of the code, until somebody says to stop."""
+    errands.CODE["version"] = version
+    os.environ.update(KILLICK_BUILD=f"soak.{version}", SOAK_CODE=str(version))
+    # Workers look for runs that diverged, and try them again, as often as a soak has time for.
+    worker.TRIM_SECONDS, code_versions.AGAIN_US = 1.0, 1_000_000  # type: ignore[misc]
     logger = logging.getLogger("killick")
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -118,9 +126,9 @@ def work(setting: Setting, url: str) -> None:
 
     async def serve() -> None:
         async with killick.open_async(url, grace_seconds=GRACE_SECONDS) as kd:
-            worker = kd.worker(concurrency=CONCURRENCY, lease_seconds=LEASE_SECONDS)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
-            await worker.serve()
+            serving = kd.worker(concurrency=CONCURRENCY, lease_seconds=LEASE_SECONDS)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.drain)
+            await serving.serve()
 
     asyncio.run(serve())
 
@@ -220,15 +228,16 @@ class Conductor:
         self._server = server
         self._urls = cycle((setting.url, setting.pooler_url or setting.url))
         self._errors = setting.folder / "errors"
-        self._slots = [self._worker() for _ in range(setting.workers)]
+        self._slots = [self._worker(1) for _ in range(setting.workers)]
+        self._old = set(self._slots) if setting.upgrades else set[int]()
         self._frozen: list[tuple[int, int, int]] = []
         self._leaving: dict[int, float] = {}
         self.kills = self.restarted = 0
         self.freezes: list[Freeze] = []
 
-    def _worker(self) -> int:
-        url = next(self._urls)
-        return fork(lambda: work(self._setting, url), self._errors)
+    def _worker(self, version: int | None = None) -> int:
+        url, version = next(self._urls), version or 1 + self._setting.upgrades
+        return fork(lambda: work(self._setting, url, version), self._errors)
 
     def play(self, over: int) -> float:
         """Until the clerk says that all is over, and every restart was made, or the time is up. Returns how long."""
@@ -246,6 +255,8 @@ class Conductor:
                 when.pop(0)
                 self._server.restart(immediate=True)
                 self.restarted += 1
+            if number == setting.blows:
+                self._upgrade()
             self._thaw()
             self._look_after()
         return time.monotonic() - began
@@ -268,6 +279,13 @@ class Conductor:
             now = time.monotonic_ns()
             self._frozen.append((pid, now, now + round(frozen_seconds * 1e9)))
         self._slots[slot] = self._worker()
+
+    def _upgrade(self) -> None:
+        """Who still has the old code when the blows are over drains, one after the other, and is replaced."""
+        for slot, pid in enumerate(self._slots):
+            if pid in self._old and not self._leaving:
+                self._leaving[pid] = time.monotonic()
+                self._slots[slot] = self._worker()
 
     def _thaw(self, *, all_of_them: bool = False) -> None:
         """Who was frozen comes back, works on for a second beside its replacement, and is told to go."""
@@ -349,6 +367,7 @@ def far_side(folder: Path, seed: int) -> Any:
     path = folder / "far"
     errands.FAR["path"] = str(path)
     errands.SEED["seed"] = seed
+    os.environ.update(SOAK_FAR=str(path), SOAK_SEED=str(seed))
     reading, writing = os.pipe()
     child = fork(lambda: farside.serve(path, seed, writing), folder / "errors")
     assert os.read(reading, 1) == b".", "the far side did not begin"

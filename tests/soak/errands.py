@@ -13,10 +13,13 @@ from typing import Any, Final
 import killick
 from soak.draws import draw, fate
 
-FAR: Final = {"path": ""}
-"""Where the far side listens, known before any tool runs."""
+FAR: Final = {"path": os.environ.get("SOAK_FAR", "")}
+"""Where the far side listens, known before any tool runs. A run that is executed alone has a process of its own, which
+knows it by the environment."""
 
-SEED: Final = {"seed": 0}
+SEED: Final = {"seed": int(os.environ.get("SOAK_SEED", "0"))}
+CODE: Final = {"version": int(os.environ.get("SOAK_CODE", "1"))}
+"""Which version of the agent's code this process has."""
 
 MANY: Final = killick.Retry(attempts=500, first=0.02, max=0.2)
 """A step may be cut off again and again: how often is not what this is about."""
@@ -156,10 +159,13 @@ def wait_of(number: int, label: str) -> str:
 
 @killick.agent
 async def errand(run: killick.Run, number: int) -> dict[str, int]:
-    """Eight steps; the result says which receipts it got."""
+    """Eight steps; the result says which receipts it got. Version 2 has a step before `pay`, and one at the end."""
     receipts: dict[str, int] = {}
+    is_new = CODE["version"] > 1
     for label in plan(number):
         what = f"{run.id}/{label}"
+        if label == "pay" and is_new and run.patched("confirm"):
+            receipts["confirm"] = await run.call(reserve, f"{run.id}/confirm")
         if label in TOOLS:
             receipts[label] = await run.call(TOOLS[label], what)
         elif (kind := wait_of(number, label)) == "sleep":
@@ -168,4 +174,6 @@ async def errand(run: killick.Run, number: int) -> dict[str, int]:
             assert await run.wait(label) == what
         else:
             assert (await run.ask(f"May {what} go on?")).approved
+    if is_new:
+        receipts["thank"] = await run.call(notify, f"{run.id}/thank")
     return receipts

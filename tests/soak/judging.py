@@ -18,6 +18,9 @@ from soak.errands import STEPS
 EFFECTS: Final = ("reserve", "pay", "enter", "notify", "ship")
 """Steps that change something: at the far side, or beside the record."""
 
+NEW_EFFECTS: Final = ("confirm", "thank")
+"""The same, of version 2 of the code."""
+
 GOING: Final = ("queued", "running")
 """What a run that a worker lets go of cannot be: nothing would wake it."""
 
@@ -75,16 +78,18 @@ def _runs(kd: killick.Client, setting: Setting, world: dict[str, Any], counts: C
         row = listed.pop(run, None)
         if row is None or row.status != "completed":
             yield f"{run}: {_standing(kd, run) if row is not None else 'not there'}"
-            for label in EFFECTS:
+            for label in (*EFFECTS, *NEW_EFFECTS):
                 done.pop(f"{run}/{label}", None)
             continue
-        yield from _events(kd, run, counts)
         state = kd.state(run)
         receipts = state.data(state.fold.facts.ended)["result"]
-        for label in EFFECTS:
+        new = [label for label in NEW_EFFECTS if label in receipts]
+        counts["on the new code"] += bool(new)
+        for label in (*EFFECTS, *new):
             what = f"{run}/{label}"
             if (there := done.pop(what, [])) != [receipts[label]]:
                 yield f"{what}: the far side did {there}, and the run has {receipts[label]}"
+        yield from _events(kd, run, len(STEPS) + len(new), counts)
     yield from (f"{run}: nobody started it" for run in listed)
     yield from (f"{what}: done {receipts}, and no run asked for it" for what, receipts in done.items())
 
@@ -96,9 +101,9 @@ def _standing(kd: killick.Client, run: str) -> str:
     return f"{info.status} at step {info.step}, wakes at {info.wake_at_us}, waits {waits}, {head}"
 
 
-def _events(kd: killick.Client, run: str, counts: Counter[str]) -> Iterator[str]:
+def _events(kd: killick.Client, run: str, steps: int, counts: Counter[str]) -> Iterator[str]:
     tops = len(kd.state(run).fold.tops)
-    if tops != len(STEPS):
+    if tops != steps:
         yield f"{run}: {tops} steps"
     counts["steps"] += tops
     for recorded in kd.events(run, limit=10_000):
@@ -107,6 +112,7 @@ def _events(kd: killick.Client, run: str, counts: Counter[str]) -> Iterator[str]
         counts["attempts"] += isinstance(event, e.Started)
         counts["taken"] += isinstance(event, e.RunTaken)
         counts["settled"] += isinstance(event, e.AttemptSettled)
+        counts["diverged"] += isinstance(event, e.RunDiverged)
         if isinstance(event, e.WaitOpened) and event.waits_for == "settlement":
             yield f"{run}: a person was asked to settle step {event.step}"
 

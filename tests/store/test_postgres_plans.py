@@ -163,6 +163,22 @@ def test_a_page_of_a_long_run_reads_that_page_alone(filled: tuple[PostgresStore,
         assert rows_read(store, sql) - before < 40 * TIMES, name
 
 
+def test_a_page_of_a_rare_status_reads_no_newer_run_of_another(
+    filled: tuple[PostgresStore, psycopg.Connection[Any]],
+) -> None:
+    store, sql = filled
+    sql.execute(
+        "INSERT INTO heads (number, run, base, seq, hash, epoch, checksum, agent, status, priority, started_at_us,"
+        " changed_at_us, tags, delivered_checksum) SELECT -n, 'rare' || n, 0, 0, '', 0, '', 'rare', 'paused', 0, 0, 0,"
+        " '{}', '' FROM generate_series(1, 10) AS n"
+    )
+    before = rows_read(store, sql)
+    for _ in range(TIMES):
+        assert len(store.runs(RunQuery(status=("paused", "code_mismatch")), limit=50)) == 10
+        assert len(store.runs(RunQuery(status=("paused",), agent="rare"), limit=50)) == 10
+    assert rows_read(store, sql) - before < TIMES * 50
+
+
 def rows_read(store: PostgresStore, sql: psycopg.Connection[Any]) -> int:
     """How many rows were fetched by way of an index."""
     scans(store, sql)

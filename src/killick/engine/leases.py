@@ -23,7 +23,8 @@ LEASE_SECONDS: Final = 30.0
 """The default duration of a lease."""
 
 _SHARE: Final = 3
-"""A lease is renewed after a third of its time, so that two failures in a row do not lose it."""
+"""A lease is renewed after a third of its time, so that two failures in a row do not lose it. A long one is renewed as
+often as a usual one: by that, others see that its holder lives."""
 
 Lost = Callable[[LogError], None]
 
@@ -37,6 +38,10 @@ class Lease:
     seconds: float
     until: float
     lost: Lost
+
+    @property
+    def renewed_after(self) -> float:
+        return min(self.seconds, LEASE_SECONDS) / _SHARE
 
 
 class Leases:
@@ -89,7 +94,7 @@ class Leases:
             return  # that thread renews them; each of many runs would look at the leases of all
         now = self._clock.monotonic()
         with self._mutex:
-            wanted = any(lease.until - now < lease.seconds * (1 - 1 / _SHARE) for lease in self._held.values())
+            wanted = any(now > lease.until - lease.seconds + lease.renewed_after for lease in self._held.values())
         if wanted and self._keeping.acquire(blocking=False):
             try:
                 self._keep()
@@ -152,8 +157,10 @@ class Leases:
                 lease.until = since + seconds
             elif head is not None and self._held.get(lease.run) is lease:
                 # A run that is not written yet has no head, so no other worker could have leased it.
-                self.drop(lease)
                 taken = head.epoch != lease.epoch
+                if not taken and head.holder == self._holder and since < lease.until:
+                    continue  # its row was locked; the next look renews it
+                self.drop(lease)
                 reason: LogError = (
                     EpochStale(lease.run, held=lease.epoch, actual=head.epoch) if taken else LeaseLost(lease.run)
                 )

@@ -36,6 +36,7 @@ _OF_STEPS: Final = frozenset({"wait.opened", "wait.closed", "attempt.settled", "
                               "attempt.progressed", "step.edited", "wait.voted", "workspace.restored"})  # fmt: skip
 _KIND_AT: Final = len(b'{"kind":"')
 _ATTEMPT_ENDED: Final = b'{"kind":"attempt.ended"'
+_RUN_TAKEN: Final = b'{"kind":"run.taken"'
 _OF_PLAIN_STEPS: Final = (b'{"kind":"step.started"', _ATTEMPT_ENDED)
 
 _HOSTS: Final = frozenset({"hosted", "guests"})
@@ -160,10 +161,15 @@ class Record:
         """The events of a step between its intention and its end, in order."""
         return self._of_step.get(step, [])
 
+    def was_taken_between(self, seq: int, step: e.StepId) -> bool:
+        """Whether another holder took the run after an event, before a step that is on record."""
+        last = self.steps[step].intended if step in self.steps else seq
+        return any(self._rows[at].body.startswith(_RUN_TAKEN) for at in range(seq, last) if at in self._rows)
+
     def holder_of(self, epoch: int) -> str | None:
         """The holder of the run at an epoch."""
         for row in self._rows.values():
-            if row.body.startswith(b'{"kind":"run.taken"'):
+            if row.body.startswith(_RUN_TAKEN):
                 event: Any = event_codec.decode(row.body)
                 if event.epoch == epoch:
                     return str(event.holder)

@@ -28,6 +28,7 @@ from killick.workers import hooks, trigger_runner
 from killick.workers.background import TaskControl
 from killick.workers.code_versions import resume_diverged
 from killick.workers.own_process import OwnProcess
+from killick.workers.stale_leases import STALE_SECONDS, StaleLeases
 
 logger: Final = get_logger("killick.worker")
 
@@ -123,15 +124,19 @@ class Worker:
         self._runtime.engine.host = platform.node()
         self._runtime.engine.slots += self._concurrency
         log_transition("started", worker=self.name, concurrency=self._concurrency)
-        trimmed, diverged = self._runtime.clock.monotonic(), dict[str, int]()
+        monotonic, stale = self._runtime.clock.monotonic, StaleLeases(self._runtime.store, self._runtime.clock)
+        trimmed, looked, diverged = monotonic(), monotonic(), dict[str, int]()
         await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
         await self._quietly(self._log_undeclared)
         try:
             while not self._draining:
                 self._bell.clear()
                 found = await self._look(executor)
-                if self._runtime.clock.monotonic() - trimmed > TRIM_SECONDS:
-                    trimmed = self._runtime.clock.monotonic()
+                if monotonic() - looked > STALE_SECONDS / 3:
+                    looked = monotonic()
+                    await self._quietly(stale.free, self._duty_agents)
+                if monotonic() - trimmed > TRIM_SECONDS:
+                    trimmed = monotonic()
                     await self._quietly(hooks.trim, self._runtime.engine)
                     await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
                 if not self._draining:

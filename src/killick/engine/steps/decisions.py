@@ -126,12 +126,20 @@ def random(ex: Execution, branch: Branch) -> float:
 
 
 def patched(ex: Execution, branch: Branch, name: str) -> bool:
-    """The first answer counts for the whole run: code before and after must agree on which way it went."""
+    """The first answer counts for the whole run: code before and after must agree on which way it went.
+
+    Each holder marks the place before it makes the next step. A mark of a holder that died before that step counts no
+    more once another holder's code, without this guard, made the step.
+    """
     known = ex.patches.get(name)
     if known is None:
-        marked = ex.record.take(branch.position, "fact.drawn", f"patched:{name}") is not None
-        if not marked and not ex.record.has_more(branch.path, branch.count):
+        mark = None
+        while (found := ex.record.take(branch.position, "fact.drawn", f"patched:{name}")) is not None:
+            mark = found
+        if not ex.record.has_more(branch.path, branch.count):
             ex.write_behind(Entry(e.FactDrawn(at=ex.now_us(), name=f"patched:{name}", step=branch.position)))
-            marked = True
-        known = ex.patches[name] = marked
+            known = True
+        else:
+            known = mark is not None and not ex.record.was_taken_between(mark, branch.position)
+        ex.patches[name] = known
     return known

@@ -14,6 +14,7 @@ from killick.store.sql.rows import damaged_terms
 _DERIVED: Final = ("piece_uses", "tags", "snapshots", "feed")
 _SKEW_MS_MAX: Final = 2_000
 _SPARE_CONNECTIONS_MIN: Final = 5
+_TRANSACTION_SECONDS_MAX: Final = 600
 
 
 def problems(session: Session, q: Statements, *, heal: bool) -> Iterator[Problem]:
@@ -41,7 +42,7 @@ def conditions(session: Session, server: PostgresServer, clock: Clock) -> Iterat
     before_us = clock.now_us()
     [found] = session.rows(server.q.settings)
     after_us = clock.now_us()
-    version, number, fsync, pages, commit, in_recovery, there_us, size, allowed, used = found
+    version, number, fsync, pages, commit, in_recovery, there_us, size, allowed, used, oldest, lock = found
     old = f"Killick needs {SERVER_NEEDED // 10_000} or newer; upgrade the server" if number < SERVER_NEEDED else None
     yield Condition("engine", f"PostgreSQL {version}", old)
     unsafe = "a power cut loses commits that were acknowledged; turn fsync on"
@@ -58,6 +59,11 @@ def conditions(session: Session, server: PostgresServer, clock: Clock) -> Iterat
     few = int(allowed) - used < _SPARE_CONNECTIONS_MIN
     full = "there is hardly room for another; raise max_connections or close unused connections" if few else None
     yield Condition("connections", f"{used} of {allowed}, at most {server.sessions_max} from here", full)
+    slow = "claims slow down until it ends; end it, and set idle_in_transaction_session_timeout"
+    wrong = slow if oldest > _TRANSACTION_SECONDS_MAX else None
+    yield Condition("transactions", f"the oldest is open for {oldest:,} s", wrong)
+    endless = "a statement may wait for a lock for ever; set the role's lock_timeout" if lock == "0" else None
+    yield Condition("lock_timeout", lock, endless)
     yield Condition("size", f"{size / 1_000_000:,.1f} MB")
     yield Condition("schema", server.schema)
     yield Condition("format", str(server.format))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, get_args
 
 from msgspec.structs import replace
 
+from killick.model.facts import Status
 from killick.store.postgres.wire import Q
 from killick.store.records import OWN_AGENTS, Claimed, RunQuery, RunRow
 from killick.store.sql.rows import head_of
+
+_STATUSES: Final[tuple[str, ...]] = get_args(Status)
 
 
 def run_row_of(found: tuple[Any, ...]) -> RunRow:
@@ -27,6 +30,12 @@ def claimed_of(found: tuple[Any, ...]) -> Claimed:
 
 def runs_query(query: RunQuery) -> tuple[str, str, list[Any]]:
     """Returns a listing's SQL under a unique name, and its parameters after cursor and limit."""
+    if query.status and {*query.status} <= {*_STATUSES} and not query.tag and not query.holders:
+        name, conditions, values = _where(replace(query, status=()), offset=2)
+        places = sorted({_STATUSES.index(status) for status in query.status})
+        parts = (Q.runs_of_status.format(status=_STATUSES[place], conditions=conditions) for place in places)
+        name = f"runs_{''.join(map(str, places))}{name}"
+        return name, Q.runs_by_status.format(found=" UNION ALL ".join(parts)), values
     name, conditions, values = _where(query, offset=2)
     return f"runs{name}", Q.runs.format(conditions=conditions), values
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from killick.clock import SystemClock
 from killick.errors import (
     StoreBroken,
     StoreBusy,
@@ -27,10 +28,13 @@ from killick.errors import (
     StoreUnavailable,
 )
 from killick.fork_safety import Forked, keep_inherited, register_for_forks
+from killick.logger import get_logger
 from killick.store.namespace import namespace_of, own_options, root_name
 from killick.store.postgres.wire import Failed, Q, Session, Statement, pooled
 from killick.store.records import Durability
 from killick.store.sql import migrations, schema
+
+logger: Final = get_logger("killick")
 
 FORMAT: Final = 4
 """The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
@@ -42,6 +46,7 @@ SERVER_NEEDED: Final = 140000
 _FIRST_NAP_SECONDS: Final = 0.01
 _LONGEST_NAP_SECONDS: Final = 0.5
 _CONFLICTS: Final = ("40001", "40P01")
+_LOCKED: Final = "55P03"
 _CALLER_CODES: Final = ("23", "40")
 """Errors in a caller's transaction that the caller caused: violated constraints and serialization conflicts."""
 
@@ -54,10 +59,17 @@ _TRANSIENT: Final = (
     "terminating connection",
     "recovery",
     "too many clients",
+    "too many connections",
+    "no more connections",
     "connection slots",
     "not yet accept",
 )
-"""Connection refusals that may be temporary."""
+"""Refusals of a server, or of a pooler before it, that may be temporary."""
+
+_LOGGED_SECONDS: Final = 0.3
+"""How long an operation waits before it is logged; the next line of its store comes a minute later."""
+
+_QUIET_SECONDS: Final = 60.0
 
 _ALIVE: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 
@@ -88,6 +100,7 @@ class PostgresServer(Forked):
         lock_ms = max(1, int(min(busy_seconds, 86_400) * 1_000))
         self._set_up = Q.set_up_session.format(synchronous_commit=durable, lock_ms=lock_ms)
         self._closed = False
+        self.quiet_until = 0.0
         register_for_forks(self)
         self.q = Statements(self.qualified)
         try:
@@ -186,8 +199,8 @@ class PostgresServer(Forked):
         return Session(connection, learn=lambda statement: self.run(lambda own: own.prepare(statement)))
 
     def connect(self) -> Session:
-        """Opens a session for a listener, which closes it."""
-        return self._connected(deque())
+        """Opens a session for a listener, which closes it, and which tries again by itself."""
+        return self._connected(deque(), patience_seconds=0.0)
 
     def close(self) -> None:
         self._closed = True
@@ -212,16 +225,18 @@ class PostgresServer(Forked):
             self._room.release()
             raise
 
-    def _connected(self, idle: deque[Session]) -> Session:
-        """Returns an idle session, or a new one."""
-        with contextlib.suppress(IndexError):
-            return idle.pop()
-        backoff = Backoff(self)
+    def _connected(self, idle: deque[Session], patience_seconds: float | None = None) -> Session:
+        """Returns an idle session, or a new one. A server that is full lends none: then one that comes back is used."""
+        backoff = Backoff(self, patience_seconds)
         while True:
+            with contextlib.suppress(IndexError):
+                return idle.pop()
             try:
                 return self._new()
             except psycopg.OperationalError as error:
                 text = _first_line(error).replace(str(self._conninfo.get("password") or "\0"), "…")
+                if patience_seconds is None and _is_refused_for_now(error):
+                    backoff.patience_seconds = self.busy_seconds  # the URL is right, since the server answers
                 backoff.wait(Failed(error.sqlstate or "", text, lost=_is_transient(error)))
             except Failed as failed:
                 backoff.wait(failed)
@@ -298,7 +313,8 @@ class PostgresServer(Forked):
         if readable_from > FORMAT:
             raise StoreFormat(self.place, found=found, known=FORMAT)
         if found < FORMAT:
-            with self._exclusively(session):
+            with self._exclusively(session), self._naming_lockers(session):
+                session.script(Q.migrate_soon)
                 found, _ = self._format(session)
                 for step, script in migrations("postgres", self.place, found=found, newest=FORMAT):
                     session.script(self.qualified(script))
@@ -306,6 +322,19 @@ class PostgresServer(Forked):
                         session.run(self.q.put_meta, key, value)
                 found = max(found, FORMAT)
         return found
+
+    @contextlib.contextmanager
+    def _naming_lockers(self, session: Session) -> Generator[None, None, None]:
+        """Lets a migration that waits for a table be tried again, and names the session that holds it."""
+        try:
+            yield
+        except Failed as failed:
+            if failed.code != _LOCKED:
+                raise
+            session.script("ROLLBACK")
+            [holder] = [name for (name,) in session.rows(self.q.lockers, self.schema)] or ["another session"]
+            text = f"the migration of its tables waits for {holder}; end that transaction, then open the store again"
+            raise Failed(failed.code, text, lost=True) from failed
 
     def _format(self, session: Session) -> tuple[int, int]:
         meta = {key: value for key, value, _ in session.rows(self.q.meta)}
@@ -335,8 +364,10 @@ class PostgresServer(Forked):
             return StoreFull(self.place)
         if code == "25006":
             return StoreReadOnly(self.place)
-        if code in ("55P03", "57014", *_CONFLICTS):
+        if code in (_LOCKED, *_CONFLICTS) and not failed.lost:
             return StoreBusy(self.place, self.busy_seconds)
+        if code == "57014":
+            return StoreUnavailable(self.place, f"{text}; raise statement_timeout for this role")
         if code == "23505":
             return StoreBroken(self.place, f"a row already exists where a new one belongs ({text})")
         if code in ("XX001", "XX002", "42P01", "3F000", "42703", "42883"):
@@ -371,8 +402,9 @@ class Statements:
 class Backoff:
     """The retry deadline of one operation."""
 
-    def __init__(self, server: PostgresServer) -> None:
+    def __init__(self, server: PostgresServer, patience_seconds: float | None = None) -> None:
         self._server = server
+        self.patience_seconds = server.patience_seconds if patience_seconds is None else patience_seconds
         self._waited = 0.0
         self._nap = _FIRST_NAP_SECONDS
 
@@ -381,8 +413,11 @@ class Backoff:
         server = self._server
         server.refuse_closed()
         conflict = failed.code in _CONFLICTS
-        if not (failed.lost or conflict) or self._waited >= server.patience_seconds:
+        if not (failed.lost or conflict) or self._waited >= self.patience_seconds:
             raise server.explain(failed) from failed
+        if failed.lost and self._waited > _LOGGED_SECONDS and (now := SystemClock.monotonic()) > server.quiet_until:
+            server.quiet_until = now + _QUIET_SECONDS
+            logger.warning("%s; trying for up to %g s", server.explain(failed), self.patience_seconds)
         if self._waited or not conflict:
             time.sleep(self._nap)
         self._waited += self._nap
@@ -429,8 +464,12 @@ def _formats(format_: int, readable_from: int) -> dict[str, bytes]:
 
 def _is_transient(error: psycopg.OperationalError) -> bool:
     """Returns whether a failed connection may succeed later."""
-    text = str(error)
-    return "FATAL:" not in text or any(words in text for words in _TRANSIENT)
+    return "FATAL:" not in str(error) or _is_refused_for_now(error)
+
+
+def _is_refused_for_now(error: psycopg.OperationalError) -> bool:
+    """Returns whether a server answered, and has no session to give yet."""
+    return any(words in str(error) for words in _TRANSIENT)
 
 
 def _first_line(error: Exception) -> str:

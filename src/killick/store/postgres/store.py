@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 
 from killick.clock import Clock, SystemClock
-from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreError
+from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreBusy, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.postgres import search_terms
@@ -24,8 +24,8 @@ from killick.store.postgres.append import PostgresTransaction, acknowledged, app
 from killick.store.postgres.inspect import conditions, damaged_pieces, problems
 from killick.store.postgres.notify import PostgresListener
 from killick.store.postgres.rows import claimed_of, counts_query, run_row_of, runs_query
-from killick.store.postgres.server import PostgresServer, namespaces
-from killick.store.postgres.wire import Failed, Rows, Session, Statement
+from killick.store.postgres.server import PostgresServer, T, namespaces
+from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.records import (
     ASKS,
@@ -63,6 +63,10 @@ from killick.store.records import (
 from killick.store.sql.rows import damaged_terms, head_of, message_of, snapshot_of
 
 SESSIONS: Final = 8
+_SHORTLY: Final = "SET LOCAL lock_timeout = 250"
+"""How long a renewal waits for a row: an append of the holder locks it for a moment, a foreign session for any time."""
+
+_RENEW_FREE, _RENEW_LOCKED = (lambda: Q.renew.format(locked="SKIP LOCKED")), (lambda: Q.renew.format(locked=""))
 _LAST: Final = (1 << 63) - 1
 
 
@@ -231,7 +235,7 @@ class PostgresStore:
             unused = [piece for (piece,) in session.rows(self._q.unused, limit)]
             return int(session.rows(self._q.sweep, unused)[0][0])
 
-        return self._server.transact(write)
+        return self._unhurried(write)
 
     # snapshots --------------------------------------------------------------------------------
 
@@ -309,7 +313,17 @@ class PostgresStore:
         return bool(found) and (found[0][4], found[0][7]) == (head.epoch, head.holder)
 
     def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
-        return dict(self._rows(self._q.renew, holder, self._clock_us(), _seconds(seconds), list(runs)))
+        params = (holder, self._clock_us(), _seconds(seconds))
+        kept: dict[str, int] = dict(self._rows(self._q.of("renew", _RENEW_FREE), *params, list(runs)))
+        for run in {*runs} - kept.keys():
+
+            def write(session: Session, run: str = run) -> Rows:
+                session.script(_SHORTLY)
+                return session.rows(self._q.of("renew_locked", _RENEW_LOCKED), *params, [run])
+
+            with suppress(StoreBusy):
+                kept |= self._server.transact(write)
+        return kept
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         self._rows(self._q.release, run, epoch, holder, left)
@@ -488,13 +502,13 @@ class PostgresStore:
         return True
 
     def inspect(self, *, heal: bool = False) -> list[Problem]:
-        found = self._server.run(lambda session: list(problems(session, self._q, heal=heal)))
-        damaged = self._server.run(lambda session: damaged_pieces(session, self._q))
+        found = self._unhurried(lambda session: list(problems(session, self._q, heal=heal)))
+        damaged = self._unhurried(lambda session: damaged_pieces(session, self._q))
         for hashes, healed in zip(damaged, (False, heal), strict=True):
             what = "value {} does not match its hash"
             found += [Problem(where="pieces", what=what.format(hash_.hex()[:12]), healed=healed) for hash_ in hashes]
         if any(problem.healed for problem in found):
-            self._server.transact(lambda session: self._heal(session, damaged[1]))
+            self._unhurried(lambda session: self._heal(session, damaged[1]))
         return found
 
     def _heal(self, session: Session, pieces: list[bytes]) -> None:
@@ -511,6 +525,15 @@ class PostgresStore:
         return self._server.run(lambda session: list(conditions(session, self._server, SystemClock())))
 
     # inside -----------------------------------------------------------------------------------
+
+    def _unhurried(self, work: Callable[[Session], T]) -> T:
+        """Runs maintenance, which reads whole tables, without the role's statement_timeout."""
+
+        def write(session: Session) -> T:
+            session.script("SET LOCAL statement_timeout = 0")
+            return work(session)
+
+        return self._server.transact(write)
 
     def _rows(self, statement: Statement, *values: Any) -> Rows:
         return self._server.run(lambda session: session.rows(statement, *values))

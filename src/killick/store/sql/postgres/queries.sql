@@ -20,6 +20,16 @@ SELECT unnest(parameter_types)::oid::integer FROM pg_prepared_statements WHERE n
 -- name: lock_schema
 SELECT pg_advisory_xact_lock(hashtextextended('{schema}', 20260101))
 
+-- While a migration waits for a table, every other session waits behind it.
+-- name: migrate_soon
+SET LOCAL lock_timeout = 100; SET LOCAL statement_timeout = 0
+
+-- name: lockers
+SELECT concat_ws(' ', 'session', pid, '(' || concat_ws(', ', nullif(application_name, ''), state || ' for '
+    || extract(epoch FROM clock_timestamp() - state_change)::bigint || ' s') || ')')
+FROM pg_locks JOIN pg_class ON relation = pg_class.oid JOIN pg_stat_activity USING (pid)
+WHERE relnamespace = to_regnamespace($1) AND pid <> pg_backend_pid() AND granted ORDER BY xact_start LIMIT 1
+
 -- name: tables
 SELECT relname::text FROM pg_class JOIN pg_namespace ON relnamespace = pg_namespace.oid WHERE nspname::text = $1
 
@@ -179,12 +189,13 @@ SELECT (head).number, (head).run, (head).seq, (head).hash, (head).epoch, (head).
     left_by, left_until_us
 FROM killick.claim_runs($1, $2, $3, $4, $5, $6, $7, $8)
 
--- As an array, because the planner may underestimate a join on holders.
+-- As an array, because the planner may underestimate a join on holders. A row that another session has locked is passed
+-- over, so that it costs its holder no other lease.
 -- name: renew
 UPDATE killick.heads SET lease_until_us = killick.until_us($2, $3) WHERE number = ANY (ARRAY(
     SELECT number FROM killick.heads
     WHERE holder = $1 AND run = ANY ($4::text[]) AND (lease_until_us IS NULL OR lease_until_us > killick.time_us($2))
-    ORDER BY run FOR NO KEY UPDATE
+    ORDER BY run FOR NO KEY UPDATE {locked}
 )) RETURNING run, epoch
 
 -- name: release
@@ -248,6 +259,16 @@ SELECT killick.write_head(killick.with_index(heads, $2), tags, wake_at_us) FROM 
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
     delivered_checksum = killick.count_check(number, delivered)
 FROM killick.heads WHERE number < $1 AND agent IS NOT NULL {conditions} ORDER BY number DESC LIMIT $2
+
+-- name: runs_by_status
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
+    delivered_checksum = killick.count_check(number, delivered)
+FROM ({found}) AS found ORDER BY number DESC LIMIT $2
+
+-- The status is no parameter: the planner would take a rare one for a common one, and read every newer run.
+-- name: runs_of_status
+(SELECT * FROM killick.heads WHERE status = '{status}' AND number < $1 AND agent IS NOT NULL {conditions}
+ORDER BY number DESC LIMIT $2)
 
 -- The sort key is `urgency_of`.
 -- name: asking
@@ -470,7 +491,10 @@ DELETE FROM killick.feed WHERE number NOT IN (SELECT number FROM killick.heads W
 SELECT current_setting('server_version'), current_setting('server_version_num')::bigint, current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery(),
     killick.time_us(NULL), pg_database_size(current_database())::bigint, current_setting('max_connections'),
-    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+    (SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start))::bigint, 0) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL),
+    current_setting('lock_timeout')
 
 -- name: take_tokens
 SELECT killick.take_tokens($1, $2, $3, $4)
