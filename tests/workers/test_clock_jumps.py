@@ -133,19 +133,34 @@ def test_a_run_whose_holder_died_before_the_clock_went_back_is_free_after_one_le
     store.close()
 
 
+def test_a_long_lease_holds_where_no_clock_went_back(url: str) -> None:
+    store, clock = PostgresStore(url), ManualClock()
+    stale = StaleLeases(store, clock)
+    created(store, "long", index=indexed(agent="a"))
+    store.lease("long", "frozen", seconds=7_200)
+    for _ in range(10):
+        stale.free([])
+        clock.advance(60)
+    assert found(store, "long").holder == "frozen"
+    store.close()
+
+
 def test_a_worker_takes_over_from_one_that_died_before_the_clock_went_back(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (stale_leases, worker):
         monkeypatch.setattr(module, "STALE_SECONDS", 1.0)
+    looked, free = threading.Event(), StaleLeases.free
+    monkeypatch.setattr(StaleLeases, "free", lambda *given: free(*given) or looked.set())  # type: ignore[func-returns-value]
     BOOKS.clear()
 
     async def story() -> None:
         async with killick.open_async(url) as kd:
             handle = await kd.start(order, 0, id="order0")
             head = await asyncio.to_thread(kd.runtime.store.lease, "order0", "dead", seconds=30)
-            await asyncio.to_thread(shift, url, -HOUR_US)
             async with kd.worker(lease_seconds=1):
+                await asyncio.to_thread(looked.wait)
+                await asyncio.to_thread(shift, url, -HOUR_US)
                 assert await asyncio.wait_for(handle.result(), 120) == [f"0/{step}" for step in range(STEPS)]
             assert found(kd.runtime.store, "order0").epoch > head.epoch
 

@@ -125,7 +125,7 @@ class Worker:
         self._runtime.engine.slots += self._concurrency
         log_transition("started", worker=self.name, concurrency=self._concurrency)
         monotonic, stale = self._runtime.clock.monotonic, StaleLeases(self._runtime.store, self._runtime.clock)
-        trimmed, looked, diverged = monotonic(), monotonic(), dict[str, int]()
+        trimmed, looked, diverged = monotonic(), -STALE_SECONDS, dict[str, int]()
         await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
         await self._quietly(self._log_undeclared)
         try:
