@@ -544,7 +544,7 @@ async def gpt(*, model: str, messages: Any) -> Any:
     ("budget", "asked"), [({"tokens": 4000}, 3), ({"money": "0.003 USD"}, 2), ({"calls": 1}, 1)], ids=str
 )
 def test_a_model_is_not_asked_when_what_it_may_use_is_used_up(desk: Desk, budget: Any, asked: int) -> None:
-    prices = {"toy-*": {"input": 1, "output": 1, "since": "2020-01-01"}}
+    prices = {"toy-*": {"input": 1, "output": 1}}
 
     @killick.agent(name="contracts.models", contract=contract(rules.budget(**budget), prices=prices))
     async def agent(run: killick.Run) -> Any:
