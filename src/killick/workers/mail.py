@@ -59,8 +59,12 @@ def email(
     The other options are those of `killick.on`. Links need the variables KILLICK_PUBLIC_URL and
     KILLICK_LINK_SECRET. Raises DeclarationRefused.
 
-        killick.email("smtp://mailer@smtp.example.org", sender="killick@example.org", password="env:SMTP_PASSWORD",
-                      people={"mia": "mia@example.org"})
+        killick.email(
+            "smtp://mailer@smtp.example.org",
+            sender="killick@example.org",
+            password="env:SMTP_PASSWORD",
+            people={"mia": "mia@example.org"},
+        )
     """
     # A server without STARTTLS is refused when it is reached.
     address = checked_address(name, server, insecure=True, schemes=("smtp", "smtps"), user=True)

@@ -59,8 +59,9 @@ def slack(
     The other options are those of `killick.on`. Links need the variables KILLICK_PUBLIC_URL and
     KILLICK_LINK_SECRET. Raises DeclarationRefused.
 
-        killick.slack("C0123456789", token="env:SLACK_TOKEN", signing_secret="env:SLACK_SIGNING_SECRET",
-                      people={"U024BE7LH": "mia"})
+        killick.slack(
+            "C01234567", token="env:SLACK_TOKEN", signing_secret="env:SLACK_SIGNING_SECRET", people={"U024BE7LH": "mia"}
+        )
     """
     if not people:
         raise DeclarationRefused(name, "nobody could answer; give people= the name of each Slack user, by user id")
