@@ -374,7 +374,7 @@ def test_an_attempt_that_was_refused_before_anyone_waited_for_it_is_not_made(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The committer's thread may be done with a commit before the step looks at it."""
-    monkeypatch.setattr(Committer, "_is_alone", lambda self, run: False)
+    monkeypatch.setattr(Committer, "_lead_alone", lambda self, run: None)
     monkeypatch.setattr(Committer, "_flush_soon", lambda self, loop, slow: self._flush())
     world.kd.start(redeems, id="r")
     world.line.appends.clear()

@@ -151,8 +151,11 @@ class Committer(ForkedMutex):
 
         The ticket is done already, or has a future to await.
         """
-        behind = self._lead_alone(item.run) if not self._is_slow and self._is_alone(item.run) else None
-        if behind is not None:
+        if item.run != self._last_run:
+            self._last_run, self._mixed = item.run, _MIXED
+        elif self._mixed:
+            self._mixed -= 1
+        elif not self._is_slow and (behind := self._lead_alone(item.run)) is not None:
             return Ticket(item, done=True, head=self._commit_alone(item, behind))
         loop = running_loop()
         ticket = Ticket(item, loop.create_future())
@@ -323,8 +326,9 @@ class Committer(ForkedMutex):
                     return None
             self._leading = True
             behind = list(self._queue)
-            self._queue.clear()
-            self._behind_bytes = 0
+            if behind:
+                self._queue.clear()
+                self._behind_bytes = 0
             return behind
 
     def _commit_alone(self, item: Append, behind: list[Ticket]) -> Head:
@@ -339,7 +343,10 @@ class Committer(ForkedMutex):
                 return result
         finally:
             with self._mutex:
-                self._hand_on()
+                if self._queue:
+                    self._hand_on()
+                else:
+                    self._leading = False
         return ticket.result()
 
     def _append(self, items: Sequence[Append]) -> list[Head | LogError]:
@@ -365,13 +372,6 @@ class Committer(ForkedMutex):
     @property
     def _is_slow(self) -> bool:
         return self._open > 0 or self._slow_disk
-
-    def _is_alone(self, run: str) -> bool:
-        if run != self._last_run:
-            self._last_run, self._mixed = run, _MIXED
-        elif self._mixed:
-            self._mixed -= 1
-        return not self._mixed
 
     def _flush_soon(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[Callable[[], None]], object]) -> None:
         """Lets a loop commit at the end of its turn."""

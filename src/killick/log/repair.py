@@ -11,7 +11,7 @@ from killick.log.derived import index_of
 from killick.log.log import Log
 from killick.log.paging import pages
 from killick.log.verify import last_good
-from killick.model import event_codec, hashing
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import pack
 from killick.store.records import Head, Row
@@ -45,8 +45,7 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
     )
     data, cipher = pack({"because": reason, "found": what}).raw, log.cipher(run)
     data = data if cipher is None else cipher.encrypt_json(data)
-    body = event_codec.encode(event, data)
-    row = Row(last + 1, body, data, hashing.link(head.hash, body))
+    row = Row(last + 1, *event_codec.chained(head.hash, event, data))
     # The epoch rises, so that a current holder appends nothing more.
     moved = Head(run=run, seq=row.seq, hash=row.hash, epoch=head.epoch + 1, base=head.base, parent=head.parent)
     log.store.repair(moved, keep=kept, rows=[row])

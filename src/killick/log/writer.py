@@ -16,7 +16,7 @@ from killick.log.derived import index_of, snapshot_of
 from killick.log.group_commit import Committer, Tail, Ticket, running_loop
 from killick.model.chunks import Blob, pack
 from killick.model.cipher import Cipher
-from killick.model.event_codec import OUTBOX_EVENTS, check, encode
+from killick.model.event_codec import OUTBOX_EVENTS, chained, check
 from killick.model.events import (
     AttemptEnded,
     AttemptProgressed,
@@ -28,8 +28,8 @@ from killick.model.events import (
     StepIntended,
     StepStarted,
 )
-from killick.model.fold import PLAIN_EVENTS, Fold, goes_back, is_plain_step
-from killick.model.hashing import link
+from killick.model.facts import PlainStep, plain_step
+from killick.model.fold import Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.store.protocol import Keys, Transaction
 from killick.store.records import Append, CreateRun, Delivery, Head, OutboxRow, Row, RunIndex, Snapshot, UniqueRight
@@ -177,7 +177,11 @@ class RunLog:
         """As `append_soon`, for a caller that must not be interrupted; `settled` waits for it."""
         if self._hold is not None and (held := self._held(entries, rights, waits=True)) is not None:
             return held
-        item = self.built(entries, rights)
+        start = (self.seq, self.hash, self.epoch)
+        if rights or len(entries) > 1 or (row := self._lone(*entries[0])) is None:
+            item = self._appended(start, *self._chain(entries, rights))
+        else:
+            item = self._appended(start, [row], _NOTHING_MORE)
         try:
             self._begun = ticket = self._committer.begin(item)
         except Exception as error:
@@ -221,6 +225,9 @@ class RunLog:
             self._tail.last = held
             return held.item.last[0]
         start = (self.seq, self.hash, self.epoch)
+        if not rights and len(entries) == 1 and (row := self._lone(*entries[0])) is not None:
+            self._committer.add_behind(self._tail, start, (row,))
+            return self.seq
         rows, more = self._chain(entries, rights)
         if not more:
             self._committer.add_behind(self._tail, start, rows)
@@ -283,12 +290,12 @@ class RunLog:
 
         The block ends when it is committed, or raises. Until then it changes nothing that other threads read.
         """
-        encoded = _encoded(entry, self._secret_key, self._cipher())
+        packed = _packed(entry.event, entry.values, self._secret_key, self._cipher())
         with hold.mutex:
             if self._hold is not hold or self.failure is not None:
                 given_up = LogError(f"{self.run}: its transaction was given up; nothing of it happened")
                 raise HandleClosed(self.run, self.failure or given_up)
-            item = self._last_one(entry.event, encoded)
+            item = self._last_one(entry.event, packed)
             *heads, head = transaction.append([*(ticket.item for ticket in hold.tickets), item])
             for result in (*heads, head):
                 if isinstance(result, LogError):
@@ -304,8 +311,8 @@ class RunLog:
             self._let_go()
             self._committer.finish(hold.tickets, heads)
 
-    def _last_one(self, event: Event, encoded: Encoded) -> Append:
-        (body, data, pieces), index = encoded, None
+    def _last_one(self, event: Event, packed: tuple[bytes | None, Sequence[Blob]]) -> Append:
+        (data, pieces), index = packed, None
         if not self._fold.are_quiet([(0, event)]):
             # While a step waits, every append is folded at once, so that only this event is missing.
             index = index_of(self._fold.with_one_returned(event.at), seen=self.seen)
@@ -314,7 +321,7 @@ class RunLog:
             after=self.seq,
             before=self.hash,
             epoch=self.epoch,
-            rows=(Row(self.seq + 1, body, data, link(self.hash, body)),),
+            rows=(Row(self.seq + 1, *chained(self.hash, event, data)),),
             pieces=tuple({piece.hash: piece for piece in pieces if piece.hash not in self._known}.values()),
             index=None if index == self._indexed else index,
         )
@@ -356,16 +363,16 @@ class RunLog:
         """Returns an append, with the pending write-behind events where no part of it could be refused separately. The
         caller commits it, maybe with others; the handle counts it as submitted."""
         start = (self.seq, self.hash, self.epoch)
-        rows, more = self._chain(entries, rights)
-        return self._appended(start, rows, more)
+        return self._appended(start, *self._chain(entries, rights))
 
-    def _appended(self, start: tuple[int, bytes, int], rows: list[Row], more: dict[str, Any]) -> Append:
+    def _appended(self, start: tuple[int, bytes, int], rows: list[Row], more: Mapping[str, Any]) -> Append:
         tail = self._tail
-        if tail.rows and more.keys() <= _JOINED:
-            if taken := self._committer.take(tail):
-                start, rows = tail.start, taken + rows
-        elif tail.rows:
-            self._committer.detach(tail)
+        if tail.rows:
+            if not (more and more.keys() - _JOINED):
+                if taken := self._committer.take(tail):
+                    start, rows = tail.start, taken + rows
+            else:
+                self._committer.detach(tail)
         after, before, _ = start
         return Append(run=self.run, after=after, before=before, epoch=self.epoch, rows=tuple(rows), **more)
 
@@ -375,6 +382,27 @@ class RunLog:
             started = self._keys.started(started)
             self.key = started.key
         return started
+
+    def _lone(self, event: Event, values: Mapping[str, Any] | None) -> Row | None:
+        """Chains an event of a step whose append has nothing but its row, as most have. None: it may have more."""
+        fold = self._fold
+        facts = fold.facts
+        if (
+            type(event) not in _OURS or (type(event) is AttemptEnded and event.outcome != "returned")
+            or facts.waits or not fold.is_running or self._birth is not None or self.listener is not None
+            or self.seq - self._snapshot_at > self._snapshot_every - 2
+        ):  # fmt: skip
+            return None
+        if self.failure is not None or self._tail.last is not None:
+            self._check()
+        cipher = self._cipher() if self._keys is not None else None
+        data, blobs = _packed(event, values, self._secret_key, cipher) if values else _NO_VALUES
+        if blobs:
+            return None
+        body, data, hash_ = chained(self.hash, event, data)
+        self.seq, self.hash = seq, _ = self.seq + 1, hash_
+        self._unfolded.append((seq, event))
+        return Row(seq, body, data, hash_)
 
     def _chain(self, entries: Sequence[Entry], rights: AppendExtras | None) -> tuple[list[Row], dict[str, Any]]:
         """Encodes, chains and queues for folding. A refused value changes nothing, because all are packed first.
@@ -390,18 +418,18 @@ class RunLog:
         rows: list[Row] = []
         pieces: list[Blob] = []
         numbered: list[tuple[int, Event]] = []
-        for entry in entries:
-            body, data, blobs = _encoded(entry, self._secret_key, cipher)
-            pieces += blobs
-            hash_ = link(hash_, body)
+        for event, values in entries:
             seq += 1
-            rows.append(Row(seq, body, data, hash_))
-            numbered.append((seq, entry.event))
+            row, blobs = _row(seq, hash_, event, values, self._secret_key, cipher)
+            rows.append(row)
+            hash_ = row.hash
+            if blobs:
+                pieces += blobs
+            numbered.append((seq, event))
         self.seq, self.hash = seq, hash_
         quiet = not self._fold.facts.waits and self._fold.are_quiet(numbered)
         self._unfolded += numbered
-        lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
-        more = {} if lone else self._more(quiet, pieces, rights, numbered)
+        more = self._more(quiet, pieces, rights, numbered)
         if self.listener is not None:
             self.listener.appended(entries)
         return rows, more
@@ -473,33 +501,29 @@ class RunLog:
 
 
 def apply_events(fold: Fold | None, ledger: Ledger | None, events: Sequence[tuple[int, Event]], at: int = 0) -> int:
-    """Applies events to both folds, or to one, a plain step at once. Stops where the timeline goes back, which a ledger
-    alone does not; returns the index of that."""
+    """Applies events to both folds, or to one, plain steps in a row at once. Stops where the timeline goes back, which
+    a ledger alone does not; returns the index of that."""
     end, facts = len(events), None if ledger is None else ledger.facts
-    while at < end:
-        seq, first = events[at]
-        event: Any = first
-        count = PLAIN_EVENTS.get(type(first), 0)
-        if count and at + count <= end and (fold is None or fold.is_running) and not (facts and facts.generation):
-            started: Any = events[at + count - 2][1]
-            last: int = events[at + count - 1][0]
-            ended: Any = events[at + count - 1][1]
-            is_plain = last == seq + count - 1 and is_plain_step(event, started, ended)
-            if is_plain and not (facts and (started.key in facts.open or event.step in facts.keys)):
-                if fold is not None:
-                    fold.apply_step(seq, last, event, started, ended)
-                if ledger is not None:
-                    ledger.apply_step(seq, last, event, started)
-                at += count
-                continue
+    while True:
+        steps = list[PlainStep]()
+        if (fold is None or fold.is_running) and not (facts and facts.generation):
+            while at < end and (step := plain_step(events, at)) is not None:
+                if facts and (step.started.key in facts.open or step.intended.step in facts.keys):
+                    break
+                steps.append(step)
+                at += step.last - step.seq + 1
+        if fold is not None and steps:
+            fold.apply_steps(steps)
+        if ledger is not None and steps:
+            ledger.apply_steps(steps)
+        if at == end or (fold is not None and goes_back(events[at][1])):
+            return at
+        seq, event = events[at]
         if fold is not None:
-            if goes_back(event):
-                break
             fold.apply(seq, event)
         if ledger is not None:
             ledger.apply(seq, event)
         at += 1
-    return at
 
 
 @dataclass(slots=True, eq=False)
@@ -513,27 +537,34 @@ class Hold:
     """The seq of the step's committed end; None until then."""
 
 
-Encoded = tuple[bytes, bytes | None, Sequence[Blob]]
-"""An event's body, with its values and their chunks."""
-
-
-def _encoded(entry: Entry, secret_key: bytes, cipher: Cipher | None) -> Encoded:
-    event, values = entry
+def _row(
+    seq: int, before: bytes, event: Event, values: Mapping[str, Any] | None, secret_key: bytes, cipher: Cipher | None
+) -> tuple[Row, Sequence[Blob]]:
+    """Returns an event as its row, with the chunks of its values. Raises ValueRefused, with the step and the path."""
     if type(event) not in _OURS:
         _refuse_unreadable(event)
+    data, blobs = _packed(event, values, secret_key, cipher) if values else _NO_VALUES
     try:
-        if not values:
-            return encode(event), None, ()
-        packed = pack(values, at="", secret_key=cipher.digest_key if cipher else secret_key, cipher=cipher)
-        data = b"%b%b}" % (packed.raw[:-1], salt())
-        if cipher is not None:
-            data = cipher.encrypt_json(data)
-        return encode(event, data), data, packed.blobs
-    except ValueRefused as refused:
-        raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
+        return Row(seq, *chained(before, event, data)), blobs
     except UnicodeEncodeError as error:
         raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
 
+
+def _packed(
+    event: Event, values: Mapping[str, Any] | None, secret_key: bytes, cipher: Cipher | None
+) -> tuple[bytes | None, Sequence[Blob]]:
+    """Returns an event's data, salted and in an encrypted store encrypted, and its chunks."""
+    try:
+        packed = pack(values, at="", secret_key=cipher.digest_key if cipher else secret_key, cipher=cipher)
+    except ValueRefused as refused:
+        raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
+    data = b"%b%b}" % (packed.raw[:-1], salt())
+    return data if cipher is None else cipher.encrypt_json(data), packed.blobs
+
+
+_NO_VALUES: Final[tuple[None, tuple[Blob, ...]]] = None, ()
+
+_NOTHING_MORE: Final[dict[str, Any]] = {}
 
 _JOINED: Final = frozenset({"pieces", "index", "snapshot", "outbox"})
 """The parts of an append that take no right: it cannot be refused for them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from binascii import b2a_base64
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any, Final, get_args
 
 import msgspec
@@ -12,7 +13,7 @@ from killick.errors import EventBroken, EventUnknown
 from killick.model import events as e
 from killick.model import page_events as p
 from killick.model import system_events as s
-from killick.model.hashing import data_hash
+from killick.model.hashing import DATA, LINK
 from killick.type_init import ready
 
 AnyEvent = (
@@ -49,13 +50,19 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final[Callable[[bytes], e.Event]] = msgspec.json.Decoder(AnyEvent).decode
 
 
+def chained(before: bytes, event: e.Event, data: bytes | None = None) -> tuple[bytes, bytes | None, bytes]:
+    """Returns the next event after a chain hash as it is stored: its body with the hash of its data, its data, and the
+    chain hash there."""
+    body = _encode(event)
+    if data is not None:
+        digest = b2a_base64(sha256(DATA + data).digest(), newline=False)[:43].translate(e.URL_SAFE)
+        body = b'%b,"data":"%b"}' % (body[:-1], digest)
+    return body, data, sha256(LINK + before + body).digest()
+
+
 def encode(event: e.Event, data: bytes | None = None) -> bytes:
     """Returns the body of an event, with the hash of its data."""
-    body = _encode(event)
-    if data is None:
-        return body
-    digest = b2a_base64(data_hash(data), newline=False)[:43].translate(e.URL_SAFE)
-    return b'%b,"data":"%b"}' % (body[:-1], digest)
+    return chained(b"", event, data)[0]
 
 
 def check(event: e.Event) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -199,3 +200,47 @@ class Facts(msgspec.Struct, omit_defaults=True):
 def intended_name(sort: e.Sort, name: str) -> str:
     """Returns the name that rules match: the tool's, or one that names the operation on an agent or a model."""
     return name if sort == "tool" else f"{'spawn' if sort == 'child' else sort}:{name}"
+
+
+class PlainStep(NamedTuple):
+    """An accepted tool call at the top level that returned at its first attempt."""
+
+    seq: int
+    last: int
+    intended: e.StepIntended | e.StepStarted
+    started: e.Started
+    ended: e.AttemptEnded
+
+
+def plain_step(events: Sequence[tuple[int, e.Event]], at: int) -> PlainStep | None:
+    """Returns the plain step that these events begin with, from an index on; None: they begin with another event."""
+    intended: Any
+    seq, intended = events[at]
+    count = _EVENTS.get(type(intended), 0)
+    if not count or at + count > len(events):
+        return None
+    started: Any = events[at + count - 2][1]
+    ended: Any
+    last, ended = events[at + count - 1]
+    is_plain = (
+        type(ended) is e.AttemptEnded
+        and last == seq + count - 1
+        and (started is intended or type(started) is e.AttemptStarted)
+        and intended.step == started.step == ended.step
+        and intended.sort == "tool"
+        and intended.effect in _EFFECTS
+        and intended.step.isdigit()
+        and (intended.verdict is None or intended.verdict.ruling == "accept")
+        and not (intended.undoes or intended.within or intended.claims)
+        and not (started is not intended and (started.claims or started.action))
+        and started.attempt == ended.attempt == 1
+        and ended.outcome == "returned"
+        and not (ended.usage or ended.released or ended.key)
+    )
+    return PlainStep(seq, last, intended, started, ended) if is_plain else None
+
+
+_EVENTS: Final[dict[type[e.Event], int]] = {e.StepStarted: 2, e.StepIntended: 3}
+"""The number of events of a plain step, by the first."""
+
+_EFFECTS: Final = frozenset({"reads", "idempotent", "at_most_once"})

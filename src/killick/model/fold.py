@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from killick.model import events as e
 from killick.model import page_events
-from killick.model.facts import Attempt, Step
+from killick.model.facts import Attempt, PlainStep, Step
 from killick.model.fold_data import FoldData
 from killick.model.fold_handlers import HANDLERS
 
@@ -58,23 +58,26 @@ class Fold(FoldData):
             facts.status = status
             facts.changed_at = event.at
 
-    def apply_step(
-        self, seq: int, last: int, intended: e.StepIntended, started: e.Started, ended: e.AttemptEnded
-    ) -> None:
-        """Applies the events of a plain step at once, from its first seq to its last; see `is_plain_step`."""
-        facts, name, effect = self.facts, intended.name, intended.effect
-        attempt = Attempt(last - 1, started.at, started.epoch, last, ended.at, "returned")
-        step = Step(intended.step, "tool", name, seq, intended.at, "done", effect, last, ended.at, last, [attempt])
-        index = self.steps.append(step)
-        self.tops.append(index)
-        self.trace.append(index)
-        if effect != "reads":
-            self.effects.append(index)
-        if intended.verdict is not None:
-            facts.rejected = 0
-        facts.seq, facts.current = last, intended.step
-        facts.committed += 1
-        facts.done[name] = facts.done.get(name, 0) + 1
+    def apply_steps(self, plain: Sequence[PlainStep]) -> None:
+        """Applies the events of plain steps in a row, as `apply` of each would."""
+        facts, first = self.facts, len(self.steps)
+        steps: list[Step] = []
+        for index, (seq, last, intended, started, ended) in enumerate(plain, first):
+            name, effect = intended.name, intended.effect
+            attempt = Attempt(last - 1, started.at, started.epoch, last, ended.at, "returned")
+            steps.append(
+                Step(intended.step, "tool", name, seq, intended.at, "done", effect, last, ended.at, last, [attempt])
+            )
+            if effect != "reads":
+                self.effects.append(index)
+            if intended.verdict is not None:
+                facts.rejected = 0
+            facts.done[name] = facts.done.get(name, 0) + 1
+        self.steps.extend(steps)
+        for vector in (self.tops, self.trace):
+            vector.extend(range(first, first + len(steps)))
+        facts.seq, facts.current = plain[-1].last, plain[-1].intended.step
+        facts.committed += len(steps)
 
     def with_one_returned(self, at: int) -> Fold:
         """Returns the fold as if a running step had returned. Does not change this fold, so any thread may call it."""
@@ -83,32 +86,6 @@ class Fold(FoldData):
         changed = {"status": "waiting", "changed_at": at} if waits else {}
         twin.facts = replace(facts, live=facts.live - 1, crashes=None, **changed)
         return twin
-
-
-PLAIN_EVENTS: Final[dict[type[e.Event], int]] = {e.StepStarted: 2, e.StepIntended: 3}
-"""The number of events of a plain step, by the first."""
-
-
-def is_plain_step(intended: Any, started: Any, ended: Any) -> bool:
-    """Whether consecutive events, of which the first two may be one, are an accepted tool call at the top level that
-    returned at its first attempt: `apply_step` of both folds then does what their `apply` does."""
-    return (
-        type(ended) is e.AttemptEnded
-        and (started is intended or type(started) is e.AttemptStarted)
-        and intended.step == started.step == ended.step
-        and intended.sort == "tool"
-        and intended.effect in _PLAIN_EFFECTS
-        and intended.step.isdigit()
-        and (intended.verdict is None or intended.verdict.ruling == "accept")
-        and not (intended.undoes or intended.within or intended.claims)
-        and not (started is not intended and (started.claims or started.action))
-        and started.attempt == ended.attempt == 1
-        and ended.outcome == "returned"
-        and not (ended.usage or ended.released or ended.key)
-    )
-
-
-_PLAIN_EFFECTS: Final = frozenset({"reads", "idempotent", "at_most_once"})
 
 
 _QUIET: Final = frozenset(

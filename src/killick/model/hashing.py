@@ -20,6 +20,9 @@ FORMAT: Final = 1
 """The version of the byte format, bound into every genesis."""
 
 HASH_BYTES: Final = 32
+LINK: Final = b"\x04"
+DATA: Final = b"\x02json\x00"
+"""The prefixes of a chain hash, and of the hash of an event's data."""
 
 
 def genesis(store_id: str, run_id: str) -> bytes:
@@ -37,7 +40,7 @@ def leaf(body: bytes) -> bytes:
 
 def link(before: bytes, body: bytes) -> bytes:
     """Returns the chain hash at an event, from the previous hash and its body."""
-    return sha256(b"\x04" + before + body).digest()
+    return sha256(LINK + before + body).digest()
 
 
 def value_hash(codec: str, body: bytes) -> bytes:
@@ -55,7 +58,7 @@ def unsalted(data: bytes) -> bytes:
 
 def data_hash(data: bytes) -> bytes:
     """Returns the hash of an event's data, which is a value of codec `json`."""
-    return sha256(b"\x02json\x00" + data).digest()
+    return sha256(DATA + data).digest()
 
 
 # idempotency keys: `{run}:step_{step}:{tool}:{eight hex digits of the arguments' digest}`, computed once, when a step's

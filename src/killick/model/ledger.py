@@ -6,14 +6,14 @@ Effects, consumed rights, spend and children stay on the ledger after a rewind.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
 from killick.model import events as e
 from killick.model.chunks import Blob, Fetch
-from killick.model.facts import intended_name
+from killick.model.facts import PlainStep, intended_name
 from killick.model.vector import Saved, Vector
 from killick.type_init import ready
 
@@ -166,20 +166,22 @@ class Ledger:
         if handler is not None:
             handler(self, seq, event)
 
-    def apply_step(self, seq: int, last: int, intended: e.StepIntended, started: e.Started) -> None:
-        """Applies the events of a plain step that returned, from its first seq to its last."""
-        facts, name, effect = self.facts, intended.name, intended.effect
+    def apply_steps(self, plain: Sequence[PlainStep]) -> None:
+        """Applies the events of plain steps in a row, as `apply` of each would."""
+        facts, effects = self.facts, list[Effect]()
         counts = facts.counts
-        counts.spend.attempts += 1
-        counts.calls[name] = counts.calls.get(name, 0) + 1
-        if effect is not None and effect != "reads":
-            counts.effects[name] = counts.effects.get(name, 0) + 1
-            identity = intended.identity or intended.digest
-            self.effects.append(
-                Effect(started.key, started.step, 0, name, effect, identity, seq, last - 1, 1, last, "happened")
-            )
-            facts.files_changed = last if effect == "workspace" else facts.files_changed
-        facts.seq = last
+        for seq, last, intended, started, _ in plain:
+            name, effect = intended.name, intended.effect
+            counts.calls[name] = counts.calls.get(name, 0) + 1
+            if effect is not None and effect != "reads":
+                counts.effects[name] = counts.effects.get(name, 0) + 1
+                identity = intended.identity or intended.digest
+                effects.append(
+                    Effect(started.key, started.step, 0, name, effect, identity, seq, last - 1, 1, last, "happened")
+                )
+        self.effects.extend(effects)
+        counts.spend.attempts += len(plain)
+        facts.seq = plain[-1].last
 
     @property
     def spend(self) -> Spend:

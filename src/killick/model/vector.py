@@ -104,6 +104,17 @@ class Vector(Sequence[T], Generic[T]):
         self._length = index + 1
         return index
 
+    def extend(self, items: Sequence[T]) -> None:
+        """Appends items."""
+        done = 0
+        while done < len(items):
+            self.append(items[done])
+            assert self._tail is not None
+            part = items[done + 1 : done + 1 + WIDTH - len(self._tail)]
+            self._tail.extend(part)
+            self._length += len(part)
+            done += 1 + len(part)
+
     def changing(self, index: int) -> T:
         """Returns an item for mutation."""
         if self._tail is not None and index >= self._tail_at:

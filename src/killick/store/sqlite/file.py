@@ -33,6 +33,7 @@ from killick.fork_safety import ForkedMutex, keep_inherited, register_for_forks
 from killick.permissions import disk_is_full, reserve
 from killick.store.records import STORE_FORMAT, Durability
 from killick.store.sql import migrations, queries, schema
+from killick.store.sqlite.rows import Moved
 from killick.text import LONE_SURROGATE, printable
 
 APPLICATION_ID: Final = 0x6B656467
@@ -231,16 +232,14 @@ class SqliteFile(ForkedMutex):
 
     # parts of a transaction -------------------------------------------------------------------
 
-    def write(
-        self, first: str, inner: Sequence[tuple[object, ...]], sql: str, rows: Sequence[tuple[object, ...]]
-    ) -> None:
-        """Runs two statements over all rows as one transaction. An IntegrityError refuses all of it."""
-        if inner or len(rows) != 1:
+    def write(self, moves: Sequence[Moved], sql: str, inner: str) -> None:
+        """Writes moved heads and their events as one transaction. An IntegrityError refuses all of it."""
+        if len(moves) != 1 or moves[0].inner:
             with self._writing as cursor:
-                if inner:
-                    cursor.executemany(first, inner)
-                cursor.executemany(sql, rows)
+                cursor.executemany(inner, [row for moved in moves for row in moved.inner])
+                cursor.executemany(sql, [moved.columns for moved in moves])
             return
+        columns = moves[0].columns
         with self._mutex:
             try:
                 self._guarded -= 1
@@ -248,9 +247,9 @@ class SqliteFile(ForkedMutex):
                     self._guard()
                 # A single statement is a transaction by itself.
                 try:
-                    self._cursor.execute(sql, rows[0])
+                    self._cursor.execute(sql, columns)
                 except sqlite3.OperationalError:
-                    self._execute(sql, rows[0])
+                    self._execute(sql, columns)
             except sqlite3.Error as error:
                 raise self.explain(error) from error
 

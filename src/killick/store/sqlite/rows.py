@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -33,30 +33,33 @@ def is_committed(item: Append, found: HeadRow) -> bool:
     return made and (found[2], found[3]) == item.last
 
 
-def extended(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[object, ...]]:
-    """Returns the head after these events, and the statement's parameters: known head, last events, checksum."""
+class Moved(NamedTuple):
+    """A head that moved past events, and the rows that write it: one statement takes the last two events."""
+
+    head: HeadRow
+    columns: tuple[object, ...]
+    inner: list[tuple[object, ...]]
+    """The events before those, for a statement of their own."""
+
+
+def extended(head: HeadRow, rows: Sequence[Row]) -> Moved:
+    """Moves a head past these events."""
     number, run, after, before, epoch, base, parent, holder, until, removed = head
     last = rows[-1]
-    seq, hash_ = last.seq, last.hash
+    seq, hash_, data = last.seq, last.hash, last.data
     moved = (number, run, seq, hash_, epoch, base, parent, holder, until, removed)
     # sqlite3 binds a bytearray at once, but looks for an adapter of bytes.
-    end = bytearray(last.body), last.data and bytearray(last.data), bytearray(hash_)
-    start = _NO_EVENT
-    if len(rows) > 1:
-        row = rows[-2]
-        start = bytearray(row.body), row.data and bytearray(row.data), bytearray(row.hash)
-    return moved, (number, after, bytearray(before), epoch, holder, until, seq, *end, row_check(*moved), *start)
-
-
-_NO_EVENT: Final[tuple[Any, ...]] = (None, None, None)
-STATEMENT_EVENTS: Final = 2
-"""The number of events that the statement takes."""
-
-
-def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:
-    """Returns the events before those of the statement, which moves the head past all of them."""
-    first = head[0] << SEQ_BITS
-    return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-STATEMENT_EVENTS]]
+    columns = (
+        number, after, bytearray(before), epoch, holder, until, seq, bytearray(last.body), data and bytearray(data),
+        bytearray(hash_), row_check(*moved),
+    )  # fmt: skip
+    if len(rows) == 1:
+        return Moved(moved, (*columns, None, None, None), [])
+    row = rows[-2]
+    first = bytearray(row.body), row.data and bytearray(row.data), bytearray(row.hash)
+    return Moved(
+        moved, (*columns, *first), [((number << SEQ_BITS) + row.seq, row.body, row.data, row.hash) for row in rows[:-2]]
+    )
 
 
 def with_lease(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:

@@ -143,15 +143,14 @@ class SqliteStore:
     # the log ----------------------------------------------------------------------------------
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        made = bare(self._writes.seen, items)
-        if made is not None:
+        if (moves := bare(self._writes.seen, items)) is not None:
             try:
-                self._file.write(Q.put_event, made.inner, Q.append_events, made.last)
+                self._file.write(moves, Q.append_events, Q.put_event)
             except sqlite3.IntegrityError:
                 pass  # some head is not as it was seen any more: nothing is written, and each is looked at
             else:
-                self._writes.seen.update(made.moves)
-                return [head_of(moved) for moved in made.moves.values()]
+                self._writes.seen.update([(moved.head[1], moved.head) for moved in moves])
+                return [head_of(moved.head) for moved in moves]
         to_notify = RunsToNotify()
         with self._file.writing() as db:
             heads = [self._writes.append(db, item, to_notify) for item in items]

@@ -43,14 +43,13 @@ from killick.store.sqlite.rows import (
     LOG,
     SEQ_BITS,
     SNAPSHOT,
-    STATEMENT_EVENTS,
     HeadRow,
+    Moved,
     Q,
     erase,
     erase_message,
     extended,
     hash_at,
-    inner_rows,
     is_committed,
     number_of,
     put_pieces,
@@ -177,10 +176,11 @@ class Writes:
         """Writes an accepted append; most have rows alone."""
         number = head[0]
         if item.rows:
-            if len(item.rows) > STATEMENT_EVENTS:
-                db.executemany(Q.put_event, inner_rows(head, item.rows))
-            head, columns = extended(head, item.rows)
-            db.execute(Q.append_events, columns)
+            moved = extended(head, item.rows)
+            if moved.inner:
+                db.executemany(Q.put_event, moved.inner)
+            db.execute(Q.append_events, moved.columns)
+            head = moved.head
         if item.pieces:
             put_pieces(db, number, LOG, item.pieces)
         if not item.is_plain:
@@ -279,30 +279,16 @@ def _check_numbers(item: Append) -> None:
             raise ValueError(f"{item.run}: row {row.seq} where {seq} belongs")
 
 
-def bare(seen: dict[str, HeadRow], items: Sequence[Append]) -> Bare | None:
+def bare(seen: dict[str, HeadRow], items: Sequence[Append]) -> list[Moved] | None:
     """Prepares plain events of several runs from cached heads, to write them without reading.
 
     None: an append has other parts, or its head is not cached.
     """
-    moves: dict[str, HeadRow] = {}
-    inner: list[tuple[object, ...]] = []
-    last: list[tuple[object, ...]] = []
+    moves: list[Moved] = []
     for item in items:
         head = seen.get(item.run)
-        if head is None or item.run in moves or not item.is_bare:
+        if head is None or head[2:5] != (item.after, item.before, item.epoch) or not item.is_bare:
             return None
-        if (item.after, item.before, item.epoch) != head[2:5]:
-            return None
-        moves[item.run], columns = extended(head, item.rows)
-        if len(item.rows) > STATEMENT_EVENTS:
-            inner += inner_rows(head, item.rows)
-        last.append(columns)
-    return Bare(moves, inner, last)
-
-
-class Bare(msgspec.Struct, frozen=True):
-    """The rows of plain appends, and the resulting heads."""
-
-    moves: dict[str, HeadRow]
-    inner: list[tuple[object, ...]]
-    last: list[tuple[object, ...]]
+        moves.append(extended(head, item.rows))
+    is_once = len(moves) == 1 or len({moved.head[0] for moved in moves}) == len(moves)
+    return moves if is_once else None
