@@ -26,7 +26,7 @@ from killick.engine.engine import Engine
 from killick.engine.executor import Executor
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.replay import Tracer
-from killick.engine.steps import live_calls
+from killick.engine.steps import attempt as calls
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.errors import KillickError
 from killick.fork_safety import Forked, keep_inherited, register_for_forks
@@ -188,7 +188,7 @@ class Runtime(Forked):
         if self.is_closed:
             return
         self.is_closed = True
-        until = self.clock.monotonic() + live_calls.ABANDON_SECONDS
+        until = self.clock.monotonic() + calls.ABANDON_SECONDS
         own = self.loop_thread
         if self.engine.resources or (own.is_started and own.loop in self._executors):
             own.run(self.finish())

@@ -28,11 +28,10 @@ from killick.engine.engine import Engine
 from killick.engine.leases import Lease
 from killick.engine.replay import Record
 from killick.engine.signals import Interrupted, Signal, Stopped
-from killick.engine.steps import live_calls
+from killick.engine.steps import attempt as calls
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.turns import InertSteps, Turns, end_all, end_with
-from killick.engine.waits.inner_waits import InnerWaits
-from killick.engine.waits.open_wait import Intervened, Waiter
+from killick.engine.waits.open_wait import InnerWaits, Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.fork_safety import cached_property
 from killick.log.group_commit import Ticket
@@ -127,8 +126,6 @@ class Scope:
     over_at: int
     branches: list[Branch] = field(default_factory=list[Branch])
     running: int = 0
-    winner: int | None = None
-    """Which branch of a `first` was first, where that is on record."""
 
 
 class FileUser(Protocol):
@@ -513,7 +510,7 @@ class Execution:
         With `cut` running tools are cancelled; otherwise open attempts finish first.
         """
         if self.signal is None:
-            self._threads_until = self.loop.time() + live_calls.ABANDON_SECONDS
+            self._threads_until = self.loop.time() + calls.ABANDON_SECONDS
         if self.signal is None or isinstance(signal, Interrupted):
             self.signal = signal
         for waiter in self.waiters.values():

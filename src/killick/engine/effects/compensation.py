@@ -8,7 +8,7 @@ from typing import Any
 from killick.definitions.policy import Effect, Policy
 from killick.definitions.tools import TOOLS, AnyTool, Shape, Tool
 from killick.engine.effects.reconcile import ask_person
-from killick.engine.effects.recorded_effects import effect_to_undo
+from killick.engine.effects.run_tree import effect_to_undo
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER
 from killick.engine.steps.intention import Intent

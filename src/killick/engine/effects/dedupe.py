@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
-from killick.engine.approval.verdicts import PendingVerdict, failed
+from killick.engine.approval.verdicts import PendingVerdict
 from killick.engine.control.commands import command
 from killick.engine.control.inbox import FORKED, SETTLEMENT_VERBS
 from killick.engine.effects.reconcile import RecordedOutcome, ask_person, reconciled, stopped
-from killick.engine.effects.recorded_effects import RecordedEffect
+from killick.engine.effects.run_tree import RecordedEffect
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import short
 from killick.engine.steps.intention import restored
@@ -234,24 +234,17 @@ async def _may_go_on(wanted: PendingVerdict, others: Sequence[str]) -> None:
     call = f"{wanted.intent.name}({short(wanted.intent.recording)})"
     if mode == "none":
         problem = f"{call}: this fork does nothing to the world (effects='none'), and that was not done before"
-        await _refused(wanted, Failure.of("killick.EffectRefused", problem))
+        await wanted.fail(Failure.of("killick.EffectRefused", problem))
     if others:
         earlier = "; ".join(others[:3])
         prompt = f"{call}: before the rewind it did {earlier}, with other arguments. Do this as well?"
         if not await _agreed(wanted, prompt):
             problem = "a person declined to do it in addition to the earlier action"
-            await _refused(wanted, Failure.of("killick.Rejected", problem))
+            await wanted.fail(Failure.of("killick.Rejected", problem))
     elif mode == "recorded":
         prompt = f"{call}: {ex.run_id}, a fork of {ex.run_tree.own.parent}, wants to do it. Do it?"
         if not await _agreed(wanted, prompt):
-            await _refused(wanted, Failure.of("killick.Rejected", "a person said not to do it in a fork"))
-
-
-async def _refused(wanted: PendingVerdict, failure: Failure) -> NoReturn:
-    """The step ends before anything was tried."""
-    ex = wanted.ex
-    await ex.recorded(ex.write_behind(*wanted.written(), ex.step_ended(wanted.step, "failed", failure=failure)))
-    raise failed(wanted.step, wanted.intent.name, failure)
+            await wanted.fail(Failure.of("killick.Rejected", "a person said not to do it in a fork"))
 
 
 async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
@@ -274,7 +267,7 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
         )  # fmt: skip
         verb, by = closed.answer["kind"], closed.by
         if verb == "stop":
-            await _refused(a, stopped(closed.by, closed.comment))
+            await a.fail(stopped(closed.by, closed.comment))
         found = Happened(closed.answer.get("value")) if verb == "happened" else DidNotHappen()
     happened = isinstance(found, Happened)
     event = e.AttemptSettled(

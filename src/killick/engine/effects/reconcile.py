@@ -18,9 +18,8 @@ from killick.engine.control.inbox import SETTLEMENT_VERBS
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_bug, is_transient
 from killick.engine.replay import short
-from killick.engine.steps.attempt import waited_for
+from killick.engine.steps.attempt import Work, waited_for
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
-from killick.engine.steps.live_calls import Work
 from killick.engine.steps.step_state import StepState
 from killick.engine.waits.open_wait import Closed, Then, Waiter
 from killick.engine.waits.waits import binding, raise_if_intervened, until
