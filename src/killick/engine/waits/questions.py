@@ -1,4 +1,4 @@
-"""Steps that wait: for an answer, for a message, for a time."""
+"""Steps that wait: for an answer, for a message, for a time; and the remarks that people made meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from killick.contracts.contract import Approval
 from killick.definitions.policy import Duration
 from killick.engine.approval.contracts_in_force import named
 from killick.engine.approval.verdicts import failed
-from killick.engine.control.inbox import question_verbs
+from killick.engine.control.inbox import SAID, body_of, message_taken, question_verbs
 from killick.engine.control.interventions import skip_failure
 from killick.engine.divergence import recorded_step, replay_outcome
 from killick.engine.execution import Branch, Execution
@@ -254,3 +254,21 @@ async def sleep(ex: Execution, branch: Branch, for_seconds: float | None, until_
     else:
         deadline = ex.now_us() + round((for_seconds or 0) * 1_000_000)
     await wait_for(ex, branch, Question(waits_for="time", name="sleep", deadline=deadline, skippable=True))
+
+
+async def remarks(ex: Execution, branch: Branch) -> list[Any]:
+    """The messages of people: on replay the recorded ones, live those in the inbox."""
+    said: list[Any] = []
+    while (seq := ex.record.take(branch.position, "message.taken", SAID)) is not None:
+        said.append(ex.record.data(seq)["body"])
+    if said or ex.record.has_more(branch.path, branch.count):
+        return said
+    for message in ex.engine.log.store.inbox(ex.run_id, name=SAID):
+        if message.number in ex.taken:
+            continue
+        ex.taken.add(message.number)
+        body = body_of(ex.engine.log, message)
+        taken = message_taken(message, ex.now_us(), step=branch.position)
+        ex.write_behind(Entry(taken, {"body": body}), takes=(message.number,))
+        said.append(body)
+    return said
