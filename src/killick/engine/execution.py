@@ -34,7 +34,6 @@ from killick.engine.steps.turns import InertSteps, Turns, end_all, end_with
 from killick.engine.waits.open_wait import InnerWaits, Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.fork_safety import cached_property
-from killick.log.group_commit import Ticket
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
@@ -274,20 +273,9 @@ class Execution:
 
     async def write(self, *entries: Entry, **rights: Any) -> Written:
         """Write and wait until the commit, also if this task is cancelled meanwhile."""
-        writing = self.write_begun(*entries, **rights)
-        return Written(writing.item.last[0], not writing.is_committed and await self.settled(writing))
-
-    def write_begun(self, *entries: Entry, **rights: Any) -> Ticket:
-        """Write; `settled` waits, unless the commit is over already."""
         try:
-            return self.log.append_begun(*(entries if self.diverged_at is None else self._mended(entries)), **rights)
-        except KillickError as error:
-            self._failed(error)
-
-    async def settled(self, writing: Ticket) -> bool:
-        """Wait until a commit, despite cancellation; True: this task was cancelled."""
-        try:
-            return await self.log.settled(writing)
+            writing = self.log.append_begun(*(entries if self.diverged_at is None else self._mended(entries)), **rights)
+            return Written(writing.item.last[0], not writing.is_committed and await self.log.settled(writing))
         except KillickError as error:
             self._failed(error)
 

@@ -201,9 +201,8 @@ class ApprovalQuestion:
     def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, votes: Sequence[str]) -> Waiter:
         self.ex.asked_of[self.j.step] = event.to, values.get("may")
         rounds = [Escalation(each.to, each.timeout, self._may(each.to)) for each in self.approval.escalate]
-        return Waiter(
-            self.j.step, "answer", name=APPROVE, deadline=event.deadline, digest=event.digest, opened=opened,
-            then=self._then, fits=self._fits, asked=Entry(event, dict(values)), need=event.need, votes=tuple(votes),
+        return Waiter.of(
+            Entry(event, dict(values)), opened, then=self._then, fits=self._fits, votes=tuple(votes),
             rounds=tuple(rounds[event.round :]),
         )  # fmt: skip
 

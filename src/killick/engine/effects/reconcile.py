@@ -243,9 +243,8 @@ async def ask_person(
     else:
         at = wait.opened
         event: Any = ex.engine.log.event(ex.run_id, at)
-        asked, bound = Entry(event, ex.engine.log.data(ex.run_id, at)), event.digest
-    waiter = Waiter(step, waits_for, digest=bound, opened=at, then=then, fits=fits, asked=asked)
-    return await until(ex, waiter)
+        asked = Entry(event, ex.engine.log.data(ex.run_id, at))
+    return await until(ex, Waiter.of(asked, at, then=then, fits=fits))
 
 
 async def call_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, *, step: e.StepId) -> Any:

@@ -75,6 +75,15 @@ class Waiter:
     """The message that was there when the wait began."""
     future: asyncio.Future[Closed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
+    @classmethod
+    def of(cls, asked: Entry, opened: int, **more: Any) -> Waiter:
+        """The wait that an event opened."""
+        event: Any = asked.event
+        return cls(
+            event.step, event.waits_for, name=event.name, deadline=event.deadline, digest=event.digest,
+            need=event.need, opened=opened, asked=asked, **more,
+        )  # fmt: skip
+
     def answer_id(self, run: str) -> str:
         return answer_id(run, self.step, self.opened)
 

@@ -123,8 +123,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
             seq = ex.write_behind(*entries)  # it ends at once: a process that dies before the commit does it again
         else:
             seq, is_cancelled = await ex.write(*entries)
-        waiter = _waiter(step, asked, opened, seq)
-        waiter.message = message
+        waiter = _waiter(asked, opened, seq, message=message)
         if is_cancelled:
             await ex.raise_if_closing()
             await _cancelled(ex, waiter)
@@ -133,7 +132,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     else:
         with suppress(ValueErased):
             asked.shown = {name: value for name, value in ex.record.data(wait.opened).items() if name != "may"}
-        waiter = _waiter(step, asked, ex.record.event(wait.opened), wait.opened, wait.votes)
+        waiter = _waiter(asked, ex.record.event(wait.opened), wait.opened, votes=wait.votes)
     ex.refuse(branch)
     closed = await _closing(ex, branch, waiter)
     if closed.how == "cancelled":
@@ -153,12 +152,9 @@ async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
         return await _cancelled(ex, waiter)
 
 
-def _waiter(step: e.StepId, asked: Question, opened: e.WaitOpened, at: int, votes: tuple[str, ...] = ()) -> Waiter:
-    return Waiter(
-        step, asked.waits_for, name=asked.name, deadline=opened.deadline, digest=opened.digest, opened=at,
-        then=asked.then, fits=asked.fits, asked=Entry(opened, asked.values(opened.round)), need=opened.need,
-        votes=votes, rounds=asked.rounds[opened.round :],
-    )  # fmt: skip
+def _waiter(asked: Question, opened: e.WaitOpened, at: int, **more: Any) -> Waiter:
+    question = Entry(opened, asked.values(opened.round))
+    return Waiter.of(question, at, then=asked.then, fits=asked.fits, rounds=asked.rounds[opened.round :], **more)
 
 
 async def _cancelled(ex: Execution, waiter: Waiter) -> NoReturn:
