@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from killick.definitions.agents import AGENTS
 from killick.engine.approval.contracts_in_force import ContractsInForce, RunView, judge_change
 from killick.engine.approval.verdicts import failed, rejection
-from killick.engine.context import Change
 from killick.engine.control import inbox
 from killick.engine.control.interventions import Body, entries_of
 from killick.engine.engine import Engine
 from killick.engine.execution import Execution
+from killick.engine.replay import Change
 from killick.engine.signals import Cancelling, Paused, Rewinding
 from killick.engine.waits import waits
 from killick.engine.waits.open_wait import Closed, Intervened

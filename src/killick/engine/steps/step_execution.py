@@ -351,7 +351,7 @@ class StepExecution(StepState):
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
-            injected = await self._injected() if self.intent.injected else {}
+            injected = await self._injected(place) if self.intent.injected else {}
         except Exception as error:
             return Applied(error=error, untouched=True)
         with observers.applying(self.ex, place, self.intent):
@@ -359,11 +359,6 @@ class StepExecution(StepState):
 
     async def _apply(self, place: ToolStep, timeout: float | None, injected: dict[str, Any]) -> Applied:
         ex, intent = self.ex, self.intent
-        for name, marker in intent.injected.items():
-            if marker is KEY or marker is STEP:
-                injected[name] = place.key if marker is KEY else place
-            elif marker is WORKSPACE and place.workspace is not None:
-                injected[name] = place.workspace
         if intent.effect == "transaction":
             return await Transacting(self, place, injected, self.begins_live).apply(timeout)
         call = partial(called, intent, injected)
@@ -414,12 +409,16 @@ class StepExecution(StepState):
             raise _TooLate
         return call()
 
-    async def _injected(self) -> dict[str, Any]:
-        """The resources that the tool needs, open before it is called."""
+    async def _injected(self, place: ToolStep) -> dict[str, Any]:
+        """The arguments that no caller gives. A resource is open before the tool is called."""
         injected: dict[str, Any] = {}
         for name, marker in self.intent.injected.items():
             if not is_marker(marker):
                 injected[name] = await self.ex.engine.resources.get(marker.resource)
+            elif marker is KEY or marker is STEP:
+                injected[name] = place.key if marker is KEY else place
+            elif marker is WORKSPACE and place.workspace is not None:
+                injected[name] = place.workspace
         return injected
 
     def record_progress(self, value: Any) -> None:
