@@ -169,7 +169,7 @@ class AnyClient(Operations):
         """
         waits.refuse_own(run)
         rules = read_contract(contract) if isinstance(contract, str | os.PathLike) else contract
-        return ExternalSession(self.runtime, run, agent=agent, contract=rules, tags=tags)
+        return ExternalSession(self.runtime.external, run, agent=agent, contract=rules, tags=tags)
 
     def asgi(
         self,

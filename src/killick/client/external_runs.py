@@ -32,23 +32,23 @@ class ExternalSession:
     """`with kd.host(run) as host`, or `async with`: holds a run for calls from outside any agent."""
 
     def __init__(
-        self, runtime: ClientRuntime, run: str, *, agent: str, contract: Contract | None, tags: Sequence[str]
+        self, runs: ExternalRuns, run: str, *, agent: str, contract: Contract | None, tags: Sequence[str]
     ) -> None:  # fmt: skip
-        self._runtime = runtime
+        self._runs = runs
         self._given = run, agent, contract, tags
         self._held: ExternalRun | None = None
         self._before: Host | None = None
 
     def __enter__(self) -> Host:
-        held = self._runtime.hold_external(*self._given)
-        self._runtime.blocking(held.acquire())
+        held = self._runs.acquire(*self._given)
+        self._runs.runtime.blocking(held.acquire())
         return self._entered(held)
 
     def __exit__(self, *_: object) -> None:
-        self._runtime.blocking(self._exited().release())
+        self._runs.runtime.blocking(self._exited().release())
 
     async def __aenter__(self) -> Host:
-        held = self._runtime.hold_external(*self._given)
+        held = self._runs.acquire(*self._given)
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(held.acquire(), held.loop))
         return self._entered(held)
 
@@ -70,32 +70,40 @@ class ExternalSession:
 
 
 class ClientRuntime(Runtime):
-    """A runtime with the external runs of this process, each held once for all of its callers."""
+    """A runtime that holds external runs too."""
 
     def _begin(self) -> None:
         super()._begin()
-        self._external: dict[str, ExternalRun] = {}
-        self._mutex = threading.Lock()
+        self.external = ExternalRuns(self)
 
     def after_fork_in_child(self) -> None:
-        keep_inherited(self._external)
+        keep_inherited(self.external)
         super().after_fork_in_child()
 
-    def hold_external(self, run: str, agent: str, contract: Contract | None, tags: Sequence[str]) -> ExternalRun:
-        """An external run, with one more caller; each caller calls `drop_external`."""
-        loop = self.own_loop
+
+class ExternalRuns:
+    """The external runs of this process, each held once for all of its callers."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._held_runs: dict[str, ExternalRun] = {}
+        self._mutex = threading.Lock()
+
+    def acquire(self, run: str, agent: str, contract: Contract | None, tags: Sequence[str]) -> ExternalRun:
+        """An external run, with one more caller; each caller calls `release`."""
+        loop = self.runtime.own_loop
         with self._mutex:
-            if (held := self._external.get(run)) is None:
-                held = self._external[run] = ExternalRun(self, run, loop, agent=agent, contract=contract, tags=tags)
+            if (held := self._held_runs.get(run)) is None:
+                held = self._held_runs[run] = ExternalRun(self, run, loop, agent=agent, contract=contract, tags=tags)
             held.users += 1
             return held
 
-    def drop_external(self, held: ExternalRun) -> bool:
+    def release(self, held: ExternalRun) -> bool:
         """One caller less; True when that was the last one."""
         with self._mutex:
             held.users -= 1
             if held.users == 0:
-                del self._external[held.run]
+                del self._held_runs[held.run]
             return held.users == 0
 
 
@@ -103,13 +111,14 @@ class ExternalRun:
     """One external run, held for as long as it has a caller in this process."""
 
     def __init__(
-        self, runtime: ClientRuntime, run: str, loop: asyncio.AbstractEventLoop, *, agent: str,
-        contract: Contract | None, tags: Sequence[str],
+        self, runs: ExternalRuns, run: str, loop: asyncio.AbstractEventLoop, *, agent: str, contract: Contract | None,
+        tags: Sequence[str],
     ) -> None:  # fmt: skip
         self.run = run
         self.loop = loop
         self.users = 0
-        self._runtime = runtime
+        self._runs = runs
+        self._runtime = runs.runtime
         self._agent: Agent[Any, Any] = Agent(self._serve, agent, AgentOptions(contract=contract))
         self._tags = tuple(tags)
         self._held: asyncio.Task[Any] | None = None
@@ -126,7 +135,7 @@ class ExternalRun:
 
     async def release(self) -> None:
         """A caller is done; the last one releases the run."""
-        if self._runtime.drop_external(self) and self._held is not None and self._leaving is not None:
+        if self._runs.release(self) and self._held is not None and self._leaving is not None:
             self._leaving.set()
             await asyncio.wait({self._held})
 

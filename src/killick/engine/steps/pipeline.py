@@ -32,17 +32,24 @@ T = TypeVar("T")
 
 async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.StepId | None = None) -> Any:
     """Run a step: return its recorded outcome, or make its attempts."""
-    if ex.model is not None and ex.record.steps.get(branch.position) is None:
-        intent.ask_instead(ex.model)
-    intent.classify(step or branch.position, ex.log.secret_key)
-    step = step or branch.number()
-    past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
+    step, past = await classified(ex, branch, intent, step)
     if past is not None and past.status in OVER:
         return await replayed(ex, branch, past, intent)
     if not ex.is_solo:
         await ex.await_turn()
     attempting = StepExecution(ex, branch, step, intent, past)
     return await concluded(attempting, attempting.run())
+
+
+async def classified(
+    ex: Execution, branch: Branch, intent: Intent, step: e.StepId | None = None
+) -> tuple[e.StepId, Step | None]:
+    """The number of a step, once its arguments are known to be storable, and what is on record of it."""
+    if ex.model is not None and ex.record.steps.get(branch.position) is None:
+        intent.ask_instead(ex.model)
+    intent.classify(step or branch.position, ex.log.secret_key)
+    step = step or branch.number()
+    return step, await recorded_step(ex, branch, step, intent.asked(), intent.recording)
 
 
 async def concluded(execution: StepExecution, outcome: Coroutine[Any, Any, Any]) -> Any:

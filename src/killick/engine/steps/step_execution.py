@@ -208,11 +208,7 @@ class StepExecution(StepState):
     async def open_stream(self) -> Any:
         """As `run`, for a stream: returns the open stream, before any chunk is recorded."""
         while True:
-            if self.counted >= self.allowed:
-                await self.fail(self.failure)
-            await until_time(self.ex, self.step, self.until_us)
-            if self.concerns_rules and not self.is_open and not self.is_judged:
-                await approvals.agreed(self)
+            await self._before_attempt(None, looked=False)
             applied = await self._attempt()
             if applied.error is None:
                 return applied.value

@@ -9,14 +9,13 @@ from typing import Any, Final, cast
 
 from killick.engine.approval.verdicts import model_of
 from killick.engine.control.commands import overridden
-from killick.engine.divergence import recorded_step
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.replay import OVER
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.model_reply import join_chunks, rebuild, reply_kind, usage_of, wire
-from killick.engine.steps.pipeline import replayed
+from killick.engine.steps.pipeline import classified, replayed
 from killick.engine.steps.step_execution import StepExecution
 from killick.engine.waits.open_wait import Intervened
 from killick.errors import KillickError, StepFailed
@@ -34,11 +33,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
     ex.enter(branch, task=asyncio.current_task())
     inside, reading = True, None
     try:
-        step = branch.number()
-        if ex.model is not None and ex.record.steps.get(step) is None:
-            intent.ask_instead(ex.model)
-        intent.classify(step, ex.log.secret_key)
-        past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
+        step, past = await classified(ex, branch, intent)
         if past is not None and past.status in OVER:
             source: Any = _listed(_chunks(await replayed(ex, branch, past, intent)))
         else:
