@@ -387,15 +387,18 @@ class SyncRun(_Common[C]):
     """The run of a plain `def` agent: every method blocks until its step has ended."""
 
     propose = _blocks(Run.propose)
+    model = _blocks(Run.model)
     decided = _blocks(Run.decided)
     plan = _blocks(Run.plan)
     at = _blocks(Run.at)
     note = _blocks(Run.note)
     update = _blocks(Run.update)
     ask = _blocks(Run.ask)
+    wait = _blocks(Run.wait)
     remarks = _blocks(Run.remarks)
     sleep = _blocks(Run.sleep)
     sleep_until = _blocks(Run.sleep_until)
+    spawn = _blocks(Run.spawn)
     send = _blocks(Run.send)
     fit = _blocks(Run.fit)
     renew = _blocks(Run.renew)
@@ -403,11 +406,6 @@ class SyncRun(_Common[C]):
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a tool as a step and returns its result. Raises StepFailed, Rejected."""
         result: T = self._steps(execute_step, self._call(tool, args, kwargs))
-        return result
-
-    def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Calls a model as a step: recorded verbatim, with usage and reasoning, and never called again on replay."""
-        result: T = self._steps(execute_step, model_intent(fn, args, kwargs))
         return result
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -425,35 +423,6 @@ class SyncRun(_Common[C]):
     def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
         """Executes the tool calls of a model's reply and records each as a decision. Returns the answers."""
         return dispatch_sync(self, tools, reply, window=window)
-
-    @overload
-    def wait(self, name: str, *, timeout: Duration | None = None) -> Any: ...
-    @overload
-    def wait(self, name: str, *, timeout: Duration | None = None, default: Any) -> Any: ...
-    @overload
-    def wait(self, name: str, *, timeout: Duration | None = None, returns: type[T]) -> T: ...
-    @overload
-    def wait(self, name: str, *, timeout: Duration | None = None, default: D, returns: type[T]) -> T | D: ...
-    def wait(self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any) -> Any:
-        """Waits for a message and returns its body. Raises WaitExpired at the timeout if there is no default."""
-        return self._steps(questions.wait, name, timeout, default, returns)
-
-    @overload
-    def spawn(
-        self, agent: Agent[None, O], *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
-        priority: int | None = None,
-    ) -> Child[O]: ...  # fmt: skip
-    @overload
-    def spawn(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
-        priority: int | None = None,
-    ) -> Child[O]: ...  # fmt: skip
-    def spawn(
-        self, agent: AnyAgent, input: Any = None, *, id: str | None = None,  # noqa: A002
-        on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
-    ) -> Child[Any]:  # fmt: skip
-        """Starts a child run; `run.result(child)` waits for its result."""
-        return self._steps(children.spawn, self, agent, input, id, on_parent_end, priority)
 
     def result(self, child: Child[O]) -> O:
         """Waits for a child's result."""

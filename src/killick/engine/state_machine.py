@@ -106,17 +106,14 @@ async def transitions(
 
 def _output(agent: AnyAgent, outcome: Any) -> dict[str, Any]:
     """A transition's outcome for the record."""
-    match outcome:
-        case Done():
-            return {"done": outcome.result}
-        case WaitFor():
-            waits = {"name": outcome.name, "timeout": outcome.timeout, "default": outcome.default}
-            return {"state": outcome.state, "waits": waits}
-        case Next():
-            return {"state": outcome.state, "waits": None}
-        case _:
-            returned = type(outcome).__name__
-            raise DeclarationRefused(agent.name, f"a transition returned {returned}; return Next, WaitFor or Done")
+    if not isinstance(outcome, Next | WaitFor | Done):
+        returned = type(outcome).__name__
+        raise DeclarationRefused(agent.name, f"a transition returned {returned}; return Next, WaitFor or Done")
+    fields: dict[str, Any] = msgspec.structs.asdict(outcome)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(outcome, Done):
+        return {"done": fields["result"]}
+    state = fields.pop("state")
+    return {"state": state, "waits": fields or None}  # the other fields of a WaitFor
 
 
 async def _transition(

@@ -339,7 +339,8 @@ def _fits(tool: AnyTool, name: str, value: Any) -> bool:
 
 def refuse_misfit(wait: Wait, value: Any) -> None:
     """Refuse an edit that the tool would not accept, while the approver can still correct it."""
-    tool = TOOLS.get((wait.intention or {}).get("tool", ""))
+    intention: dict[str, Any] = wait.intention or {}
+    tool = TOOLS.get(intention.get("tool", ""))
     if tool is not None or not isinstance(value, dict):
         try:
             shape = None if tool is None else tool.shape

@@ -157,7 +157,7 @@ def _tool(wait: Wait) -> str:
 def _table(value: Any, *path: str) -> Mapping[str, Any]:
     """The table at a path inside of one; an empty one where there is none, as in a value that was erased."""
     for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
+        value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 

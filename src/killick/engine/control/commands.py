@@ -208,7 +208,8 @@ def stale(engine: Engine, run: str, saw: int) -> ContextStale:
             seen = seq
         else:
             data = log.data(run, seq)
-            given = {**(data.get("document") or {}), **data.get("set", {}), **dict.fromkeys(data.get("unset", ()))}
+            whole: dict[str, Any] = data.get("document") or {}
+            given: dict[str, Any] = {**whole, **data.get("set", {}), **dict.fromkeys(data.get("unset", ()))}
             last |= dict.fromkeys(given, str(event.by))
     before: Mapping[str, Any] = (log.state(run, seen).context.document if seen else None) or {}
     now: Mapping[str, Any] = state.context.document or {}
