@@ -25,11 +25,11 @@ from killick.engine import completion, parallel
 from killick.engine.approval.call_answer import CallAnswer, Proposed, declined, proposed
 from killick.engine.execution import Branch, Execution
 from killick.engine.parallel import First
-from killick.engine.steps import children, decisions, streams
+from killick.engine.steps import children, decisions
 from killick.engine.steps.children import Child
 from killick.engine.steps.fast_path import call_tool, intent_of
 from killick.engine.steps.intention import Intent, model_intent
-from killick.engine.steps.pipeline import execute_step, run_step
+from killick.engine.steps.pipeline import END, execute_step, run_step, stream
 from killick.engine.waits import questions
 from killick.engine.waits.questions import MISSING
 from killick.engine.waits.waits import Answer
@@ -198,7 +198,7 @@ class Run(_Common[C]):
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Calls a model and yields the chunks of its reply. The reply is recorded as a whole; a replay yields it as one
         chunk."""
-        return streams.stream(self._execution, model_intent(fn, args, kwargs))
+        return stream(self._execution, model_intent(fn, args, kwargs))
 
     def fit(
         self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None
@@ -411,9 +411,9 @@ class SyncRun(_Common[C]):
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Calls a model and yields the chunks of its reply. The reply is recorded as a whole; a replay yields it as one
         chunk."""
-        chunks = streams.stream(self._execution, model_intent(fn, args, kwargs), branch=self._asking())
+        chunks = stream(self._execution, model_intent(fn, args, kwargs), branch=self._asking())
         try:
-            while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
+            while (chunk := self._on_loop(anext(chunks, END))) is not END:
                 yield chunk
         finally:
             # A caller that leaves the stream early is done with it: the next step need not wait for garbage collection.

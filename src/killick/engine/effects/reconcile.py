@@ -273,11 +273,6 @@ async def _called_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, st
     return applied.value
 
 
-async def confirmed(a: StepState, value: Any) -> bool:
-    """Runs the confirmation after an effect, and records its result."""
-    return await _confirmed(a.ex, a.intent, effect_of(a), value)
-
-
 async def stays_confirmed(ex: Execution, branch: Branch, past: Step, intent: Intent, value: Any) -> bool:
     """On replay, the recorded confirmation; if the process died before it, it runs now."""
     looked = ex.record.of(past.id, e.EffectConfirmed)
@@ -287,10 +282,11 @@ async def stays_confirmed(ex: Execution, branch: Branch, past: Step, intent: Int
         return True
     key = ex.record.event(past.attempts[0].started).key
     effect = Effect(tool=intent.name, step=past.id, key=key, arguments=intent.arguments)
-    return await _confirmed(ex, intent, effect, value)
+    return await confirmed(ex, intent, effect, value)
 
 
-async def _confirmed(ex: Execution, intent: Intent, effect: Effect, value: Any) -> bool:
+async def confirmed(ex: Execution, intent: Intent, effect: Effect, value: Any) -> bool:
+    """Runs the confirmation after an effect, and records its result."""
     assert intent.policy.confirm is not None
     try:
         seen = bool(await call_hook(ex, intent.policy.confirm, replace(effect, result=value), step=effect.step))

@@ -215,10 +215,10 @@ class StepExecution(StepState):
             await self._raised(applied)
 
     async def _ended(self, seq: int, value: Any) -> Any:
-        ex = self.ex
-        if self.intent.policy.confirm is not None and not await reconcile.confirmed(self, value):
+        ex, intent = self.ex, self.intent
+        if intent.policy.confirm and not await reconcile.confirmed(ex, intent, reconcile.effect_of(self), value):
             await ex.recorded(ex.log.seq)
-            raise StepFailed(self.step, self.intent.name, reconcile.NOT_CONFIRMED)
+            raise StepFailed(self.step, intent.name, reconcile.NOT_CONFIRMED)
         if ex.after_death:
             await ex.barrier()
         if not ex.is_solo:
