@@ -56,7 +56,7 @@ TOPICS: Final = {
             "killick": "open open_async Client AsyncClient Handle AsyncHandle RunInfo Wait State",
             "killick.engine.views": "Listed",
             "killick.engine.outcome": "RunOutcome",
-            "killick.client.edits": "Editor",
+            "killick.client.operations": "Editor",
             "killick.client.maintenance": "Maintenance",
             "killick.workers.trigger_runner": "TriggerControl",
             "killick.history.search.query": "Finder",

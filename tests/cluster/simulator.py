@@ -31,7 +31,7 @@ from killick.workers.worker import Worker
 
 THREADED: Final = [
     "killick.log.group_commit", "killick.lru", "killick.log.writer", "killick.engine.leases",
-    "killick.engine.engine", "killick.engine.steps.live_calls",
+    "killick.engine.engine", "killick.engine.steps.attempt",
     "killick.client.answers", "killick.client.external_runs",
 ]  # fmt: skip
 TIMED: Final = ["killick.log.group_commit", "killick.engine.control.commands"]
@@ -419,7 +419,7 @@ def _substitutes(seed: int) -> dict[str, Any]:
         "killick.log.group_commit:SystemClock": fibers.CallerClock,
         "killick.log.group_commit:_IDLE_ROUNDS": 4,  # polls of an idle thread and of an idle hook: fewer, to save time
         "killick.workers.hooks:LOOK_SECONDS": 10.0,
-        "killick.engine.steps.live_calls:SimpleQueue": fibers.VirtualQueue,
+        "killick.engine.steps.attempt:SimpleQueue": fibers.VirtualQueue,
         "killick.log.writer:salt": lambda: bytes(salts.choices(b" \t", k=64)),
         "killick.agents.runtime:os": _Os(),
     }

@@ -18,8 +18,8 @@ import killick
 import killick.store
 import killick.testing
 import python_reference as reference
-from killick.client.edits import Editor
 from killick.client.maintenance import Maintenance
+from killick.client.operations import Editor
 from killick.workers.trigger_runner import TriggerControl
 from pages import ROOT
 from reference_topics import FRAMEWORKS, GUIDES, HIDDEN, TOPICS

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import killick
-from killick.engine.steps import live_calls
-from killick.engine.steps.live_calls import LiveCall
+from killick.engine.steps import attempt as live_calls
+from killick.engine.steps.attempt import LiveCall
 from killick.model import events as e
 
 DEADLINE_SECONDS = 300.0

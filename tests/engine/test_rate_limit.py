@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import killick
 from killick.clock import ManualClock
 from killick.definitions.rate_limit import Limit
 from killick.errors import DeclarationRefused, DurationRefused
@@ -166,3 +167,22 @@ def test_no_stretch_of_time_holds_more_calls_than_allowed_and_who_waits_is_serve
         for last in range(first, len(times)):
             stretch = times[last] - times[first] + 1e-5
             assert last - first + 1 <= burst + stretch * limit.count / limit.per_seconds + 1e-3
+
+
+def test_a_streamed_call_waits_for_the_limit_of_its_tool() -> None:
+    @killick.tool(effect="reads", limit=killick.Limit("streamed", "1/h"))
+    async def chat() -> Any:
+        async def chunks() -> AsyncIterator[str]:
+            yield "hello"
+
+        return chunks()
+
+    @killick.agent
+    async def talks(run: killick.Run) -> None:
+        for _ in range(2):
+            assert [chunk async for chunk in run.stream(chat)] == ["hello"]
+
+    with killick.open("memory:") as kd:
+        run = kd.start(talks).id
+        assert kd.advance(run).status == "waiting"
+        assert [step.status for step in kd.state(run).fold.steps] == ["done", "delayed"]

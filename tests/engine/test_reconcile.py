@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 import killick
 from families import fork_of
-from killick.engine.steps import live_calls
+from killick.engine.steps import attempt as calls
 from killick.errors import AnswerRefused, KillickError, RunBusy, ValueRefused
 from killick.log import Entry, repair
 from killick.model import events as e
@@ -354,7 +354,7 @@ def slow() -> Slow:
 
 
 def abandoned_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_calls, "ABANDON_SECONDS", seconds)
+    monkeypatch.setattr(calls, "ABANDON_SECONDS", seconds)
 
 
 @pytest.mark.parametrize("effect", ["at_most_once", "idempotent", "reads"])

@@ -20,7 +20,7 @@ from killick.blocking import LoopThread
 from killick.clock import ManualClock
 from killick.engine.execution import Execution
 from killick.engine.signals import Signal
-from killick.engine.steps.live_calls import LiveCall, Threads, Work
+from killick.engine.steps.attempt import LiveCall, Threads, Work
 from killick.errors import EpochStale, KillickError, RunBusy
 from killick.store import MemoryStore
 from killick.store.records import ENDED, RunQuery

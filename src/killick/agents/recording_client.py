@@ -253,12 +253,9 @@ def _reply(response: Any) -> Any:
         return response.text
     if not isinstance(reply, dict):
         return reply
-    found = {name: _header(response, places) for name, places in _KEPT.items()}
-    return {**_named(reply), **{name: value for name, value in found.items() if value is not None}}
-
-
-def _header(response: Any, places: tuple[str, ...]) -> str | None:
-    return next((response.headers[place] for place in places if place in response.headers), None)
+    headers = response.headers
+    found = {name: headers[place] for name, places in _KEPT.items() for place in places[::-1] if place in headers}
+    return {**_named(reply), **found}
 
 
 # through the gate ---------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeAlias, overload
+from typing import Any, Concatenate, Final, Generic, Literal, NoReturn, ParamSpec, TypeAlias, cast, overload
 from uuid import UUID
 
 from typing_extensions import TypeVar
@@ -25,12 +25,12 @@ from killick.engine import completion, parallel
 from killick.engine.approval.call_answer import CallAnswer, Proposed, declined, proposed
 from killick.engine.execution import Branch, Execution
 from killick.engine.parallel import First
-from killick.engine.steps import children, decisions, streams
+from killick.engine.steps import children, decisions
 from killick.engine.steps.children import Child
 from killick.engine.steps.fast_path import call_tool, intent_of
 from killick.engine.steps.intention import Intent, model_intent
-from killick.engine.steps.pipeline import execute_step, run_step
-from killick.engine.waits import messages, questions
+from killick.engine.steps.pipeline import END, execute_step, run_step, stream
+from killick.engine.waits import questions
 from killick.engine.waits.questions import MISSING
 from killick.engine.waits.waits import Answer
 from killick.errors import OutsideBranch, Rejected, WorkspaceRefused
@@ -54,7 +54,7 @@ Step: TypeAlias = Coroutine[Any, Any, T]
 
 OnParentEnd = Literal["cancel", "abandon", "wait"]
 Escalate: TypeAlias = Sequence[tuple[str | Sequence[str], Duration | None]]
-_UNNUMBERED: Final = frozenset({decisions.plan, decisions.at, decisions.note, decisions.update, messages.remarks})
+_UNNUMBERED: Final = frozenset({decisions.plan, decisions.at, decisions.note, decisions.update, questions.remarks})
 """Operations between two steps, without a step number."""
 
 
@@ -198,7 +198,7 @@ class Run(_Common[C]):
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Calls a model and yields the chunks of its reply. The reply is recorded as a whole; a replay yields it as one
         chunk."""
-        return streams.stream(self._execution, model_intent(fn, args, kwargs))
+        return stream(self._execution, model_intent(fn, args, kwargs))
 
     def fit(
         self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None
@@ -248,7 +248,7 @@ class Run(_Common[C]):
         """Records a note, any value, for readers of the history."""
         return self._steps(decisions.note, note)
 
-    def update(self, **changes: Any) -> Step[None]:
+    def update(self, /, **changes: Any) -> Step[None]:
         """Changes entries of the context. Raises Rejected if the contract rejects the change."""
         return self._steps(decisions.update, changes)
 
@@ -294,7 +294,7 @@ class Run(_Common[C]):
 
     def remarks(self) -> Step[list[Any]]:
         """Returns the messages from people since the last call; does not wait."""
-        return self._steps(messages.remarks)
+        return self._steps(questions.remarks)
 
     def sleep(self, duration: Duration) -> Step[None]:
         """Sleeps for a duration of any length; the run leaves memory meanwhile."""
@@ -326,7 +326,7 @@ class Run(_Common[C]):
 
     def send(self, run: str, name: str, body: Any = None) -> Step[None]:
         """Sends a message to another run, which receives it by `wait`."""
-        return self._steps(messages.send, run, name, body)
+        return self._steps(children.send, run, name, body)
 
     @overload
     def gather(self, one: Awaitable[A], two: Awaitable[B], /) -> Step[tuple[A, B]]: ...
@@ -378,138 +378,64 @@ class Run(_Common[C]):
         return branch
 
 
+def _blocks(method: Callable[Concatenate[Any, P], Step[T]]) -> Callable[Concatenate[Any, P], T]:
+    """The same method for a SyncRun, whose `_steps` blocks and returns the result of the step."""
+    return cast("Callable[Concatenate[Any, P], T]", method)
+
+
 class SyncRun(_Common[C]):
     """The run of a plain `def` agent: every method blocks until its step has ended."""
 
+    propose = _blocks(Run.propose)
+    model = _blocks(Run.model)
+    decided = _blocks(Run.decided)
+    plan = _blocks(Run.plan)
+    at = _blocks(Run.at)
+    note = _blocks(Run.note)
+    update = _blocks(Run.update)
+    ask = _blocks(Run.ask)
+    wait = _blocks(Run.wait)
+    remarks = _blocks(Run.remarks)
+    sleep = _blocks(Run.sleep)
+    sleep_until = _blocks(Run.sleep_until)
+    spawn = _blocks(Run.spawn)
+    send = _blocks(Run.send)
+    fit = _blocks(Run.fit)
+    renew = _blocks(Run.renew)
+
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a tool as a step and returns its result. Raises StepFailed, Rejected."""
-        result: T = self._await(execute_step, self._call(tool, args, kwargs))
-        return result
-
-    def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Proposed[T]:
-        """Proposes a call to a person, who approves, edits or rejects it, or responds instead. Raises StepFailed."""
-        suggested: Proposed[T] = self._await(_proposed, self._call(tool, args, kwargs))
-        return suggested
-
-    def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Calls a model as a step: recorded verbatim, with usage and reasoning, and never called again on replay."""
-        result: T = self._await(execute_step, model_intent(fn, args, kwargs))
+        result: T = self._steps(execute_step, self._call(tool, args, kwargs))
         return result
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Calls a model and yields the chunks of its reply. The reply is recorded as a whole; a replay yields it as one
         chunk."""
-        chunks = streams.stream(self._execution, model_intent(fn, args, kwargs), branch=self._asking())
+        chunks = stream(self._execution, model_intent(fn, args, kwargs), branch=self._asking())
         try:
-            while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
+            while (chunk := self._on_loop(anext(chunks, END))) is not END:
                 yield chunk
         finally:
             # A caller that leaves the stream early is done with it: the next step need not wait for garbage collection.
             if not self._execution.loop.is_closed():
                 self._on_loop(chunks.aclose())
 
-    def fit(self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None) -> Sent:
-        """Returns the part of a history that fits the window: decided once, recorded, and the same on replay."""
-        return self._paged(context_window.fit, window, messages, tools, system)
-
     def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
         """Executes the tool calls of a model's reply and records each as a decision. Returns the answers."""
         return dispatch_sync(self, tools, reply, window=window)
 
-    def decided(
-        self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
-        by: str = "agent",
-    ) -> T:  # fmt: skip
-        """Records a decision with its reason. Returns the choice; on replay, the recorded one."""
-        chosen: T = self._await(decisions.decided, question, choice, options, because, by)
-        return chosen
-
-    def plan(self, stages: Sequence[str]) -> None:
-        """Records the stages of the agent, in order."""
-        self._await(decisions.plan, tuple(stages))
-
-    def at(self, stage: str) -> None:
-        """Records the agent's current stage."""
-        self._await(decisions.at, stage)
-
-    def note(self, note: Any) -> None:
-        """Records a note, any value, for readers of the history."""
-        self._await(decisions.note, note)
-
-    def update(self, **changes: Any) -> None:
-        """Changes entries of the context. Raises Rejected if the contract rejects the change."""
-        self._await(decisions.update, changes)
-
-    def ask(
-        self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
-        options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
-    ) -> Answer:  # fmt: skip
-        """Asks a person and waits for the answer. Raises WaitExpired at the deadline if there is no default."""
-        return self._await(questions.ask, prompt, to, timeout, default, options, returns, need, escalate)
-
-    @overload
-    def wait(self, name: str, *, timeout: Duration | None = None) -> Any: ...
-    @overload
-    def wait(self, name: str, *, timeout: Duration | None = None, default: Any) -> Any: ...
-    @overload
-    def wait(self, name: str, *, timeout: Duration | None = None, returns: type[T]) -> T: ...
-    @overload
-    def wait(self, name: str, *, timeout: Duration | None = None, default: D, returns: type[T]) -> T | D: ...
-    def wait(self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any) -> Any:
-        """Waits for a message and returns its body. Raises WaitExpired at the timeout if there is no default."""
-        return self._await(questions.wait, name, timeout, default, returns)
-
-    def remarks(self) -> list[Any]:
-        """Returns the messages from people since the last call; does not wait."""
-        return self._await(messages.remarks)
-
-    def sleep(self, duration: Duration) -> None:
-        """Sleeps for a duration of any length; the run leaves memory meanwhile."""
-        self._await(questions.sleep, seconds(duration), None)
-
-    def sleep_until(self, moment: datetime) -> None:
-        """Sleeps until a datetime, which must have a time zone."""
-        self._await(questions.sleep, None, moment)
-
-    @overload
-    def spawn(
-        self, agent: Agent[None, O], *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
-        priority: int | None = None,
-    ) -> Child[O]: ...  # fmt: skip
-    @overload
-    def spawn(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
-        priority: int | None = None,
-    ) -> Child[O]: ...  # fmt: skip
-    def spawn(
-        self, agent: AnyAgent, input: Any = None, *, id: str | None = None,  # noqa: A002
-        on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
-    ) -> Child[Any]:  # fmt: skip
-        """Starts a child run; `run.result(child)` waits for its result."""
-        return self._await(children.spawn, self, agent, input, id, on_parent_end, priority)
-
     def result(self, child: Child[O]) -> O:
         """Waits for a child's result."""
-        result: O = self._await(children.child_result, child)
+        result: O = self._steps(children.child_result, child)
         return result
-
-    def send(self, run: str, name: str, body: Any = None) -> None:
-        """Sends a message to another run, which receives it by `wait`."""
-        self._await(messages.send, run, name, body)
 
     def gather(self, *branches: Callable[[], T]) -> tuple[T, ...]:
         """Runs branches concurrently, each a function without arguments."""
-        return self._await(parallel.gather, parallel.spread(branches))
+        return self._steps(parallel.gather, parallel.spread(branches))
 
     def first(self, *branches: Callable[[], T]) -> First[T]:
         """Runs branches concurrently until one is done; the others stop at their next step."""
-        return self._await(parallel.first, parallel.spread(branches))
-
-    def renew(self, input: Any = None) -> NoReturn:  # noqa: A002
-        """Closes this log and continues in a new one, from the top. Never returns. For long-lived agents, so that no
-        log grows without limit. Context, tags, priority and unread messages move."""
-        self._await(completion.renew, input)
-        raise AssertionError("a renewed run continues in another log")
+        return self._steps(parallel.first, parallel.spread(branches))
 
     # inside -----------------------------------------------------------------------------------
 
@@ -526,12 +452,12 @@ class SyncRun(_Common[C]):
             tracer.called(self._execution, branch.position)
         return branch
 
-    def _await(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    def _steps(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         self._execution.context.refuse_changed()
         branch = self._here() if do in _UNNUMBERED else self._asking()
         return self._on_loop(run_step(self._execution, do, *args, branch=branch))
 
-    _paged = _await
+    _paged = _steps
 
     def _on_loop(self, work: Awaitable[T]) -> T:
         async def settled() -> T:

@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Coroutine, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
@@ -26,7 +26,7 @@ from killick.engine.engine import Engine
 from killick.engine.executor import Executor
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.replay import Tracer
-from killick.engine.steps import live_calls
+from killick.engine.steps import attempt as calls
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.errors import KillickError
 from killick.fork_safety import Forked, keep_inherited, register_for_forks
@@ -112,17 +112,13 @@ class Runtime(Forked):
         """The URL by which another process can open the same store; None if unknown or impossible."""
         self.clock = clock or SystemClock()
         self.ids = ids or RandomIds()
-        self._behind = behind
         # A lease may be endless if the store notices a dead holder at once; elsewhere it must expire.
         endless = math.inf if store.proves_life else LEASE_SECONDS
-        self._options: dict[str, Any] = {
-            "build": build,
-            "lease_seconds": endless if lease_seconds is None else lease_seconds,
-            "grace_seconds": grace_seconds,
-            "stand_in": stand_in,
-            "roles": roles,
-            "tracer": tracer,
-        }
+        self._new_log = partial(Log, store, clock=self.clock, behind=behind)
+        self._new_engine = partial(
+            Engine, clock=self.clock, ids=self.ids, build=build, grace_seconds=grace_seconds, stand_in=stand_in,
+            lease_seconds=endless if lease_seconds is None else lease_seconds, roles=roles, tracer=tracer,
+        )  # fmt: skip
         self.loop_thread = LOOP_THREAD
         self.is_closed = False
         self._begin()
@@ -133,8 +129,8 @@ class Runtime(Forked):
     def _begin(self) -> None:
         """Creates the parts of one process: its holder name, its log, its loops and threads."""
         holder = f"{os.getpid()}-{self.ids.new('h')}"
-        self.log = Log(self.store, clock=self.clock, behind=self._behind)
-        self.engine = Engine(self.log, clock=self.clock, ids=self.ids, holder=holder, **self._options)
+        self.log = self._new_log()
+        self.engine = self._new_engine(self.log, holder=holder)
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
 
     def after_fork_in_child(self) -> None:
@@ -188,7 +184,7 @@ class Runtime(Forked):
         if self.is_closed:
             return
         self.is_closed = True
-        until = self.clock.monotonic() + live_calls.ABANDON_SECONDS
+        until = self.clock.monotonic() + calls.ABANDON_SECONDS
         own = self.loop_thread
         if self.engine.resources or (own.is_started and own.loop in self._executors):
             own.run(self.finish())

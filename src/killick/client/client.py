@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from killick.blocking import Awaits, Blocks, InThread, OnLoop
 from killick.client import answers, inbox
-from killick.client.edits import Editor
 from killick.client.external_runs import ClientRuntime, ExternalSession
 from killick.client.maintenance import Maintenance
-from killick.client.operations import Operations
+from killick.client.operations import Editor, Operations
 from killick.client.start import AnyHandle, create_run, named, run_method, run_to_outcome, start_method
 from killick.clock import Clock
 from killick.definitions.agents import AnyAgent, read_contract

@@ -112,7 +112,7 @@ def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
     nothing_undone = not ex.record.undoing
     if ex.record.has_more(branch.path, branch.count) and nothing_undone:
         step = ex.record.steps.get(branch.position)
-        if step is not None and step.sort == "wait" and step.name in _children(ex):
+        if step is not None and step.sort == "wait" and any(step.name == child.run for child in ex.log.ledger.children):
             return
         diverge(ex, branch.position, f"{step.sort} {step.name}" if step is not None else "more steps", found)
 
@@ -120,10 +120,6 @@ def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
 def _own_children(ex: Execution) -> list[ledger.Child]:
     """The children that end with the run; those that a fork shares with its parent are the parent's."""
     return [child for child in ex.log.ledger.children if child.spawned > ex.log.base]
-
-
-def _children(ex: Execution) -> dict[str, Any]:
-    return {child.run: child for child in ex.log.ledger.children}
 
 
 async def _await_children(ex: Execution, branch: Branch) -> None:

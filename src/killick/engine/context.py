@@ -9,26 +9,18 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from killick.definitions.agents import AnyAgent
-from killick.engine.replay import Record
+from killick.engine.replay import Change, Record
 from killick.errors import ContextReadOnly, ValueRefused
 from killick.model.chunks import through_codec
 from killick.model.codec import canonical, plain
 from killick.model.typed import convert
 
 _encode: Final = msgspec.msgpack.Encoder(enc_hook=lambda value: plain(value, at="context")).encode
-
-
-class Change(NamedTuple):
-    """A change that the code has not seen yet: fields to set and unset, or a whole document and its form."""
-
-    seq: int
-    version: int
-    data: Mapping[str, Any]
 
 
 class Document(dict[str, Any]):
@@ -191,7 +183,7 @@ def recorded_context(
     """The context as it was where replay begins, with the changes from outside that are on record after that."""
     document, version, form = base
     context = Context(agent, document, version, form)
-    for outside in record.outside:
-        context.from_outside(Change(outside.seen, outside.event.version, record.data(outside.seq)))
+    for change in record.outside:
+        context.from_outside(change)
     context.see(1)  # the changes with which a fork was created
     return context

@@ -15,8 +15,7 @@ from killick.definitions.markers import Resource
 from killick.engine.effects.run_tree import Forks
 from killick.engine.leases import Leases
 from killick.engine.replay import Tracer
-from killick.engine.steps.attempt import ToolInterceptor
-from killick.engine.steps.live_calls import LiveCall, LiveCalls, Threads
+from killick.engine.steps.attempt import LiveCall, LiveCalls, Threads, ToolInterceptor
 from killick.engine.steps.workspace_folders import Folders
 from killick.errors import KillickError, StillRunning
 from killick.ids import Ids

@@ -28,14 +28,12 @@ from killick.engine.engine import Engine
 from killick.engine.leases import Lease
 from killick.engine.replay import Record
 from killick.engine.signals import Interrupted, Signal, Stopped
-from killick.engine.steps import live_calls
+from killick.engine.steps import attempt as calls
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.turns import InertSteps, Turns, end_all, end_with
-from killick.engine.waits.inner_waits import InnerWaits
-from killick.engine.waits.open_wait import Intervened, Waiter
+from killick.engine.waits.open_wait import InnerWaits, Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.fork_safety import cached_property
-from killick.log.group_commit import Ticket
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
@@ -127,8 +125,6 @@ class Scope:
     over_at: int
     branches: list[Branch] = field(default_factory=list[Branch])
     running: int = 0
-    winner: int | None = None
-    """Which branch of a `first` was first, where that is on record."""
 
 
 class FileUser(Protocol):
@@ -277,20 +273,9 @@ class Execution:
 
     async def write(self, *entries: Entry, **rights: Any) -> Written:
         """Write and wait until the commit, also if this task is cancelled meanwhile."""
-        writing = self.write_begun(*entries, **rights)
-        return Written(writing.item.last[0], not writing.is_committed and await self.settled(writing))
-
-    def write_begun(self, *entries: Entry, **rights: Any) -> Ticket:
-        """Write; `settled` waits, unless the commit is over already."""
         try:
-            return self.log.append_begun(*(entries if self.diverged_at is None else self._mended(entries)), **rights)
-        except KillickError as error:
-            self._failed(error)
-
-    async def settled(self, writing: Ticket) -> bool:
-        """Wait until a commit, despite cancellation; True: this task was cancelled."""
-        try:
-            return await self.log.settled(writing)
+            writing = self.log.append_begun(*(entries if self.diverged_at is None else self._mended(entries)), **rights)
+            return Written(writing.item.last[0], not writing.is_committed and await self.log.settled(writing))
         except KillickError as error:
             self._failed(error)
 
@@ -513,7 +498,7 @@ class Execution:
         With `cut` running tools are cancelled; otherwise open attempts finish first.
         """
         if self.signal is None:
-            self._threads_until = self.loop.time() + live_calls.ABANDON_SECONDS
+            self._threads_until = self.loop.time() + calls.ABANDON_SECONDS
         if self.signal is None or isinstance(signal, Interrupted):
             self.signal = signal
         for waiter in self.waiters.values():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -50,10 +51,7 @@ def discard(args: Sequence[Any]) -> None:
 
 async def gather(ex: Execution, branch: Branch, branches: Sequence[Any]) -> tuple[Any, ...]:
     """All branches; the first error stops the others."""
-    try:
-        outcomes = await _side_by_side(ex, branch, "gather", branches, enough=None)
-    finally:
-        discard((branches,))  # those that something kept from starting
+    outcomes = await _raced(ex, branch, "gather", branches, len(branches))
     return tuple(outcomes[index] for index in range(len(branches)))
 
 
@@ -61,23 +59,34 @@ async def first(ex: Execution, branch: Branch, branches: Sequence[Any]) -> First
     """The first branch that is done stops the others."""
     if not branches:
         raise KillickError(f"{ex.run_id}: run.first needs at least one branch")
+    outcomes = await _raced(ex, branch, "first", branches, 1)
+    return First(*next(iter(outcomes.items())))
+
+
+@dataclass(slots=True, eq=False)
+class _Race(Scope):
+    """A running gather: how many of its branches have to end, and the outcomes in the order in which they ended."""
+
+    wanted: int = 0
+    winner: int | None = None
+    """Which branch of a `first` was first, where that is on record."""
+    outcomes: dict[int, Any] = field(default_factory=dict[int, Any])
+    errors: list[BaseException] = field(default_factory=list[BaseException])
+
+    @property
+    def is_decided(self) -> bool:
+        return bool(self.errors) or len(self.outcomes) >= self.wanted
+
+
+async def _raced(ex: Execution, branch: Branch, name: str, branches: Sequence[Any], wanted: int) -> dict[int, Any]:
     try:
-        outcomes = await _side_by_side(ex, branch, "first", branches, enough=1)
+        return await _side_by_side(ex, branch, name, branches, wanted)
     finally:
-        discard((branches,))
-    index, value = next(iter(outcomes.items()))
-    return First(index, value)
-
-
-class _Race(NamedTuple):
-    """The outcomes of branches, in the order in which they ended."""
-
-    outcomes: dict[int, Any]
-    errors: list[BaseException]
+        discard((branches,))  # those that something kept from starting
 
 
 async def _side_by_side(
-    ex: Execution, branch: Branch, name: str, branches: Sequence[Any], *, enough: int | None
+    ex: Execution, branch: Branch, name: str, branches: Sequence[Any], wanted: int
 ) -> dict[int, Any]:
     step = branch.number()
     claim = RequestedStep("scope", name)
@@ -86,76 +95,68 @@ async def _side_by_side(
         await ex.await_turn()
         intended = e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)
         ex.write_behind(Entry(intended, {"arguments": {"branches": len(branches)}}))
-    is_over = past is not None and past.status in OVER
-    over_at = past.ended if past is not None and is_over else 0
-    scope, race = Scope(step, branch, over_at), _Race({}, [])
+    over_at = past.ended if past is not None and past.status in OVER else 0
+    race = _Race(step, branch, over_at, wanted=wanted)
     if gone := ex.record.branches_beyond(step, len(branches)):
         diverge(ex, step, f"steps in branch {gone}", f"{name} of {len(branches)} branches")
-    scope.branches = [Branch(ex, f"{step}.{index + 1}", scope) for index in range(len(branches))]
-    for inner in scope.branches:
-        inner.stopped = branch.stopped
-    started = past.intended if past is not None else ex.log.seq
-    scope.winner = ex.record.data(past.output).get("winner") if over_at and past is not None and past.output else None
-    futures = await _start(ex, scope, race, branches, started, enough)
+    race.branches = [Branch(ex, f"{step}.{index + 1}", race, stopped=branch.stopped) for index in range(len(branches))]
+    if over_at and past is not None and past.output:
+        race.winner = ex.record.data(past.output).get("winner")
+    futures = await _start(ex, race, branches, past.intended if past is not None else ex.log.seq)
     try:
         await _all(ex, futures)
     except asyncio.CancelledError:
-        if ex.signal is None and not is_over:
+        if ex.signal is None and not over_at:
             ex.write_behind(ex.step_ended(step, "cancelled"))
         raise
     finally:
-        ex.turns.computing -= not scope.running
+        ex.turns.computing -= not race.running
     if ex.signal is not None:
         raise ex.signal
-    wanted = len(branches) if enough is None else enough
-    if branch.stopped is not None and not race.errors and len(race.outcomes) < wanted:
-        if not is_over:
+    if branch.stopped is not None and not race.is_decided:
+        if not over_at:
             ex.write_behind(ex.step_ended(step, "cancelled"))
         raise branch.stopped
-    if is_over:
+    if over_at:
         await ex.await_turn(over_at)
         ex.see(over_at)
     else:
-        won = {"winner": next(iter(race.outcomes))} if enough is not None and not race.errors else {}
+        won = {"winner": next(iter(race.outcomes))} if name == "first" and not race.errors else {}
         await ex.recorded(ex.write_behind(ex.step_ended(step, "failed" if race.errors else "returned", **won)))
     if race.errors:
         raise race.errors[0]
     return race.outcomes
 
 
-async def _start(
-    ex: Execution, scope: Scope, race: _Race, branches: Sequence[Any], seq: int, enough: int | None
-) -> list[asyncio.Future[Any]]:
+async def _start(ex: Execution, race: _Race, branches: Sequence[Any], seq: int) -> list[asyncio.Future[Any]]:
     futures: list[asyncio.Future[Any]] = []
-    scope.running = len(branches) + 1
-    for index, (child, code) in enumerate(zip(scope.branches, branches, strict=True)):
+    race.running = len(branches) + 1
+    for index, (child, code) in enumerate(zip(race.branches, branches, strict=True)):
         if not ex.agent.is_async:
             # Code in threads would run all at once: each begins when the one before reaches its first step.
             await ex.await_turn(seq)
-        futures.append(ex.start(child, _guarded(ex, scope, race, index, child, code, enough)))
-    scope.running -= 1
-    ex.busy -= bool(scope.running)
-    ex.turns.computing += not scope.running
+        futures.append(ex.start(child, _guarded(ex, race, index, child, code)))
+    race.running -= 1
+    ex.busy -= bool(race.running)
+    ex.turns.computing += not race.running
     return futures
 
 
-def _guarded(
-    ex: Execution, scope: Scope, race: _Race, index: int, child: Branch, code: Any, enough: int | None
-) -> Callable[[], Any]:
+def _guarded(ex: Execution, race: _Race, index: int, child: Branch, code: Any) -> Callable[[], Any]:
     """Run a branch's code, and stop its siblings in the same turn of the loop in which it ended."""
 
     def ended(error: BaseException | None, value: Any) -> None:
         over = child.stopped is not None or isinstance(error, asyncio.CancelledError)
         if ex.record.has_more(child.path, child.count) and not over:
             diverge(ex, child.position, "more steps in this branch", f"its end ({error or 'it returned'})")
-        if scope.winner not in (None, index):
+        if race.winner not in (None, index):
             return  # on record another one was first
         if error is not None:
             race.errors.append(error)
         else:
             race.outcomes[index] = value
-        if error is not None or (enough is not None and len(race.outcomes) >= enough):
-            _stop(ex, [other for other in scope.branches if other is not child])
+        if race.is_decided:
+            _stop(ex, [other for other in race.branches if other is not child])
 
     async def guarded() -> None:
         try:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -45,12 +45,13 @@ _HOSTS: Final = frozenset({"hosted", "guests"})
 OVER: Final = frozenset({"done", "failed", "cancelled"})
 
 
-class Outside(msgspec.Struct, frozen=True):
-    """A change of the context that came from outside."""
+class Change(NamedTuple):
+    """A change of the context from outside, which the code sees after a seq: fields to set and unset, or a whole
+    document and its form."""
 
     seq: int
-    event: e.ContextChanged
-    seen: int
+    version: int
+    data: Mapping[str, Any]
 
 
 class Record:
@@ -71,7 +72,7 @@ class Record:
         self.unplayed = 0
         self.open: list[e.StepId] = []
         """Steps of which an attempt was left open."""
-        self.outside: deque[Outside] = deque()
+        self.outside: list[Change] = []
         self.ruled_out: dict[str, int] = {}
         """Keys of effects that were settled as not happened, with the last such attempt."""
         self.undoing: dict[int, e.StepId] = {}
@@ -107,7 +108,7 @@ class Record:
                 event = event_codec.decode(row.body)
                 if isinstance(event, e.ContextChanged) and event.step is None:
                     if event.by != "agent":
-                        self.outside.append(Outside(seq, event, self._seen_from(seq)))
+                        self.outside.append(Change(self._seen_from(seq), event.version, self.data(seq)))
                 else:
                     name = event.name if isinstance(event, e.FactDrawn | e.MessageTaken) else ""
                     queue = PAGES if kind in _PAGES else kind

@@ -75,9 +75,8 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     after: int = 0
     """The seq at which that transition ended; 0 before the first one."""
     count: int = 0
-    state: Any = None
-    waits: dict[str, Any] | None = None
-    done: Done | None = None
+    output: dict[str, Any] = {}
+    """Its outcome as it is on record: `done`, the result; or the next `state`, and what it `waits` for before."""
 
 
 def resume_point(log: Log, run: str, fold: Fold) -> Resumed:
@@ -85,10 +84,7 @@ def resume_point(log: Log, run: str, fold: Fold) -> Resumed:
     for top in range(len(fold.tops) - 1, -1, -1):
         step = fold.steps[fold.tops[top]]
         if step.sort == "scope" and step.name == "transition" and step.status == "done":
-            output = log.data(run, step.output)["output"]
-            done = Done(output["done"]) if "done" in output else None
-            state, waits = output.get("state"), output.get("waits")
-            return Resumed(after=step.ended, count=int(step.id), state=state, waits=waits, done=done)
+            return Resumed(after=step.ended, count=int(step.id), output=log.data(run, step.output)["output"])
     return Resumed()
 
 
@@ -97,38 +93,32 @@ async def transitions(
 ) -> Any:
     """One transition after the other, until one is the last."""
     branch.count = resumed.count
-    if resumed.done is not None:
-        return resumed.done.result
-    state = convert(resumed.state, agent.input_type, at="state") if resumed.after else ex.input
-    waits = resumed.waits
-    while True:
-        if waits is not None:
+    state, output = ex.input, resumed.output
+    while "done" not in output:
+        if output:
+            state = convert(output["state"], agent.input_type, at="state")
+        if output and (waits := output["waits"]) is not None:
             ex.received = await questions.wait(ex, branch, waits["name"], waits["timeout"], waits["default"], Any)
-        outcome: Any = await _transition(ex, branch, step, state)
-        if isinstance(outcome, Done):
-            return outcome.result
-        if not isinstance(outcome, Next | WaitFor):
-            raise DeclarationRefused(
-                agent.name, f"a transition returned {type(outcome).__name__}; return Next, WaitFor or Done"
-            )
-        output = _output(outcome)
-        state, waits = convert(through_codec(output["state"]), agent.input_type, at="state"), output["waits"]
+        output = await _transition(ex, branch, agent, step, state)
         ex.received = None
+    return output["done"]
 
 
-def _output(outcome: Any) -> dict[str, Any]:
-    """A transition's outcome for the record: the result, or the next state and the wait before it."""
+def _output(agent: AnyAgent, outcome: Any) -> dict[str, Any]:
+    """A transition's outcome for the record."""
+    if not isinstance(outcome, Next | WaitFor | Done):
+        returned = type(outcome).__name__
+        raise DeclarationRefused(agent.name, f"a transition returned {returned}; return Next, WaitFor or Done")
+    fields: dict[str, Any] = msgspec.structs.asdict(outcome)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(outcome, Done):
-        return {"done": outcome.result}
-    waits = None
-    if isinstance(outcome, WaitFor):
-        waits = {"name": outcome.name, "timeout": outcome.timeout, "default": outcome.default}
-    return {"state": outcome.state, "waits": waits}  # pyright: ignore[reportUnknownMemberType]
+        return {"done": fields["result"]}
+    state = fields.pop("state")
+    return {"state": state, "waits": fields or None}  # the other fields of a WaitFor
 
 
 async def _transition(
-    ex: Execution, branch: Branch, step: Callable[[Any], Coroutine[Any, Any, Any]], state: Any
-) -> Any:
+    ex: Execution, branch: Branch, agent: AnyAgent, step: Callable[[Any], Coroutine[Any, Any, Any]], state: Any
+) -> dict[str, Any]:
     number = branch.number()
     past = await recorded_step(ex, branch, number, RequestedStep("scope", "transition"), {})
     if past is None:
@@ -144,7 +134,6 @@ async def _transition(
         branch.path, branch.count = outside
     if ex.record.has_more(number, inside):
         diverge(ex, f"{number}.{inside + 1}", "more steps in this transition", "its end")
-    if isinstance(outcome, Next | WaitFor | Done):
-        ex.write_behind(ex.step_ended(number, "returned", output=through_codec(_output(outcome))))
-    ended: Any = outcome  # pyright: ignore[reportUnknownVariableType]
-    return ended
+    output: dict[str, Any] = through_codec(_output(agent, outcome))
+    ex.write_behind(ex.step_ended(number, "returned", output=output))
+    return output

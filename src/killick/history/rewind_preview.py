@@ -9,8 +9,8 @@ import msgspec
 
 from killick.engine import renewals
 from killick.engine.effects.branch_point import cut
-from killick.engine.effects.recorded_effects import effects_of
 from killick.engine.effects.rewind import refuse_own
+from killick.engine.effects.run_tree import effects_of
 from killick.errors import TimeRefused
 from killick.history import workspace_files as files
 from killick.history.workspace_files import FilesDiff, How

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from killick.engine.effects.recorded_effects import effects_of, step_of, undo_refusal
+from killick.engine.effects.run_tree import effects_of, step_of, undo_refusal
 from killick.log.log import Log
 from killick.model import event_codec, facts
 from killick.model import events as e

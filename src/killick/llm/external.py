@@ -27,7 +27,7 @@ from killick.engine.signals import Cancelling, Interrupted, Signal
 from killick.engine.steps.intention import Intent, is_async, model_intent
 from killick.engine.steps.pipeline import execute_step, run_step
 from killick.engine.waits import questions
-from killick.engine.waits.inner_waits import InnerCaller
+from killick.engine.waits.open_wait import InnerCaller
 from killick.engine.waits.waits import Answer
 from killick.errors import KillickError
 from killick.log.writer import Entry

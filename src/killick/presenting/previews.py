@@ -12,7 +12,7 @@ import msgspec
 
 from killick.client import time_travel
 from killick.client.client import Client
-from killick.client.edits import refuse_answer
+from killick.client.operations import refuse_answer
 from killick.engine import renewals
 from killick.engine.approval.argument_edits import shown
 from killick.engine.control.interventions import entries_of

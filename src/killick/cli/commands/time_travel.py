@@ -26,7 +26,7 @@ from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import complete_place, named_run
 from killick.cli.wait_view import print_wait
 from killick.definitions.agents import AGENTS
-from killick.engine.effects.recorded_effects import effects_of
+from killick.engine.effects.run_tree import effects_of
 from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
 from killick.history.compare_runs import changed_in, compare
 from killick.history.phrasing import snapshot

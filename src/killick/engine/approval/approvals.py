@@ -16,12 +16,13 @@ import msgspec
 
 from killick.contracts.contract import Approval
 from killick.definitions.parameters import Parameters, untag
-from killick.definitions.tools import TOOLS, AnyTool
-from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, after_approval, after_edit
+from killick.definitions.tools import TOOLS, AnyTool, Shape
+from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, CallAnswer, after_approval, after_edit
 from killick.engine.approval.contracts_in_force import ApprovalGiven, AskingRule, Verdict, named, who_of
 from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
 from killick.engine.control.inbox import APPROVE
 from killick.engine.execution import Branch, Execution
+from killick.engine.replay import Record
 from killick.engine.steps.intention import claim_text
 from killick.engine.views import Wait
 from killick.engine.waits.open_wait import Closed, Escalation, Waiter
@@ -200,9 +201,8 @@ class ApprovalQuestion:
     def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, votes: Sequence[str]) -> Waiter:
         self.ex.asked_of[self.j.step] = event.to, values.get("may")
         rounds = [Escalation(each.to, each.timeout, self._may(each.to)) for each in self.approval.escalate]
-        return Waiter(
-            self.j.step, "answer", name=APPROVE, deadline=event.deadline, digest=event.digest, opened=opened,
-            then=self._then, fits=self._fits, asked=Entry(event, dict(values)), need=event.need, votes=tuple(votes),
+        return Waiter.of(
+            Entry(event, dict(values)), opened, then=self._then, fits=self._fits, votes=tuple(votes),
             rounds=tuple(rounds[event.round :]),
         )  # fmt: skip
 
@@ -301,14 +301,19 @@ def short_value(value: Any) -> str:
 
 def edited(j: PendingVerdict, value: Any) -> dict[str, Any]:
     """A person's edit as the tool's arguments: all of them, with those that it names changed."""
-    shape = j.intent.shape
+    changes = _changes(TOOLS.get(j.intent.name), j.intent.name, j.intent.shape, value)
+    assert j.intent.shape is not None
+    return j.intent.shape.restore({**j.intent.recording, **changes}, j.intent.arguments)
+
+
+def _changes(tool: AnyTool | None, name: str, shape: Shape | None, value: Any) -> dict[str, Any]:
+    """The arguments that an edit names, as the tool takes them."""
     if shape is None or not isinstance(value, dict):
         raise ValueRefused("edit", 'must give arguments by name, such as {"amount": 100}')
     changes: dict[str, Any] = {**value}
     if unknown := shape.unknown_parameters(changes.keys()):
-        raise ValueRefused(f"edit.{unknown[0]}", f"is not an argument of {j.intent.name} ({', '.join(shape.hints)})")
-    typed = _typed(TOOLS.get(j.intent.name), through_codec(changes, at="edit"))
-    return shape.restore({**j.intent.recording, **typed}, j.intent.arguments)
+        raise ValueRefused(f"edit.{unknown[0]}", f"is not an argument of {name} ({', '.join(shape.hints)})")
+    return _typed(tool, through_codec(changes, at="edit"))
 
 
 def _typed(tool: AnyTool | None, changes: dict[str, Any]) -> dict[str, Any]:
@@ -336,17 +341,14 @@ def refuse_misfit(wait: Wait, value: Any) -> None:
     """Refuse an edit that the tool would not accept, while the approver can still correct it."""
     intention: dict[str, Any] = wait.intention or {}
     tool = TOOLS.get(intention.get("tool", ""))
-    if not isinstance(value, dict):
-        raise AnswerRefused(wait.id, 'an edit gives arguments by name, such as {"amount": 100}')
-    if tool is None:
-        return
-    changes: dict[str, Any] = {**value}
-    if unknown := tool.shape.unknown_parameters(changes.keys()):
-        raise AnswerRefused(wait.id, f"{tool.name} has no argument {unknown[0]!r} ({', '.join(tool.shape.hints)})")
-    try:
-        tool.shape.restore(_typed(tool, through_codec(changes, at="edit")), {})
-    except (ValueRefused, UnicodeError) as refused:
-        raise AnswerRefused(wait.id, str(refused)) from None
+    if tool is not None or not isinstance(value, dict):
+        try:
+            shape = None if tool is None else tool.shape
+            changes = _changes(tool, wait.name if tool is None else tool.name, shape, value)
+            assert shape is not None
+            shape.restore(changes, {})
+        except (ValueRefused, UnicodeError) as refused:
+            raise AnswerRefused(wait.id, str(refused)) from None
 
 
 def schema_of_call(j: PendingVerdict) -> Any:
@@ -371,16 +373,22 @@ def restore_answers(j: PendingVerdict, past: Step) -> None:
             asked, data = event, record.data(seq)
             if event.rule is not None:
                 j.ex.asked_of[past.id] = event.to, data.get("may")
-        elif isinstance(event, e.WaitClosed) and asked is not None and kind_of(record.data(seq)) == "approve":
-            _restore_approval(j, asked, data)
-            j.answer = after_approval(j.answer, event.by, record.data(seq).get("comment"))
-        elif isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
-            edit = record.data(seq)
-            if intent.shape is not None:
-                intent.edit(intent.shape.restore(edit["arguments"], intent.arguments), past.id, j.ex.log.secret_key)
-            j.answer = after_edit(j.answer, event.by, edit.get("comment"), pairs_of(edit))
-            if edit.get("grants") and asked is not None:
+        elif (answer := _after(j.answer, record, seq, event)) is not None:
+            j.answer, values = answer, record.data(seq)
+            if isinstance(event, e.StepEdited) and intent.shape is not None:
+                intent.edit(intent.shape.restore(values["arguments"], intent.arguments), past.id, j.ex.log.secret_key)
+            if asked is not None and (isinstance(event, e.WaitClosed) or values.get("grants")):
                 _restore_approval(j, asked, data)
+
+
+def _after(before: CallAnswer | None, record: Record, seq: int, event: e.Event) -> CallAnswer | None:
+    """The answer after an approval or an edit that is on record; None for any other event."""
+    if isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
+        data = record.data(seq)
+        return after_edit(before, event.by, data.get("comment"), pairs_of(data))
+    if isinstance(event, e.WaitClosed) and kind_of(data := record.data(seq)) == "approve":
+        return after_approval(before, event.by, data.get("comment"))
+    return None
 
 
 def _restore_approval(j: PendingVerdict, asked: e.WaitOpened, data: Mapping[str, Any]) -> None:
@@ -410,14 +418,8 @@ def pairs_of(data: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 def replayed(ex: Execution, branch: Branch, past: Step) -> None:
     """Give the agent the recorded answers to a step that is over."""
     branch.answer = None
-    for seq, event in ex.record.of_all(past.id):
-        if isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
-            data = ex.record.data(seq)
-            branch.answer = after_edit(branch.answer, event.by, data.get("comment"), pairs_of(data))
-        elif isinstance(event, e.WaitClosed) and event.how == "answered" and past.sort != "wait":
-            data = ex.record.data(seq)
-            if kind_of(data) == "approve":
-                branch.answer = after_approval(branch.answer, event.by, data.get("comment"))
+    for seq, event in ex.record.of_all(past.id) if past.sort != "wait" else ():
+        branch.answer = _after(branch.answer, ex.record, seq, event) or branch.answer
 
 
 async def intend(judged: PendingVerdict, past: Step | None, *, adopts: bool) -> None:

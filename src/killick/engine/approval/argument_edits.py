@@ -26,7 +26,7 @@ ARGUMENT_CHARS: Final = 160
 
 def call(intention: Any, chars: int = ARGUMENT_CHARS) -> str:
     """A call as source text, with every argument. Invisible and direction-changing characters are escaped."""
-    call = _mapping(intention)
+    call = _table(intention)
     if "tool" not in call:
         return "a call that is no longer on record"
     if "arguments" not in call:
@@ -67,13 +67,13 @@ def written(wait: Wait, text: str) -> dict[str, Any]:
 
 def by_name(wait: Wait, pairs: Sequence[str]) -> dict[str, Any]:
     """An edit from `name=value`, each value as the tool takes it: where it takes text, 100 is one too."""
-    schema = _schema(wait)
+    schema = _table(wait.schema)
     changes: dict[str, Any] = {}
     for each in pairs:
         name, equals, text = each.partition("=")
         if not equals or not name:
             raise AnswerRefused(wait.id, f"{each!r} is not name=value; write it as {example(wait)}")
-        changes[name] = _typed(text, _property(schema, name), schema)
+        changes[name] = _typed(text, _table(schema, "properties", name), schema)
     return checked(wait, changes)
 
 
@@ -81,11 +81,11 @@ def checked(wait: Wait, changes: Any) -> dict[str, Any]:
     """An edit that the tool would accept, as far as the question shows. It need not name every argument."""
     if not isinstance(changes, dict) or not changes:
         raise AnswerRefused(wait.id, f"an edit gives arguments by name, as in {example(wait)}")
-    found, schema, names = cast("dict[str, Any]", changes), _schema(wait), arguments(wait)
+    found, schema, names = cast("dict[str, Any]", changes), _table(wait.schema), arguments(wait)
     for name, value in found.items():
         if names and name not in names:
             raise AnswerRefused(wait.id, f"{name!r} is not an argument of {_tool(wait)}; it has {', '.join(names)}")
-        wanted = _property(schema, name)
+        wanted = _table(schema, "properties", name)
         if not fits(wanted, value, schema):
             kind = wanted.get("type") or "value that it takes"
             given = json.dumps(value, default=str)
@@ -95,7 +95,7 @@ def checked(wait: Wait, changes: Any) -> dict[str, Any]:
 
 def misfit(schema: Any, value: Any) -> str | None:
     """The part of a JSON value that violates a schema, by its path; None if there is none."""
-    root = _mapping(schema)
+    root = _table(schema)
     return next(_misfits(root, value, root, ""), None)
 
 
@@ -134,39 +134,30 @@ def _beyond(wanted: Mapping[str, Any], value: Any) -> str | None:
 
 def arguments(wait: Wait) -> list[str]:
     """The names that an edit can give."""
-    schema = _schema(wait)
-    return list(_table(schema, "properties") if schema.get("additionalProperties") is False else _asked(wait))
+    schema = _table(wait.schema)
+    return list(
+        _table(schema, "properties")
+        if schema.get("additionalProperties") is False
+        else _table(wait.intention, "arguments")
+    )
 
 
 def example(wait: Wait) -> str:
     """An edit of the argument that the rule is about, if its name or its reason says so; else of the last number."""
-    numbers = [name for name, value in _asked(wait).items() if type(value) in (int, float)][::-1]
+    numbers = [name for name, value in _table(wait.intention, "arguments").items() if type(value) in (int, float)][::-1]
     about = {word.strip(".,:;()'") for word in f"{wait.rule} {wait.reason}".split()}
     name = next(iter(sorted([*numbers, *arguments(wait)], key=lambda each: each not in about)), "amount")
     return f"{name}={100 if name in numbers else 'VALUE'}"
 
 
-def _asked(wait: Wait) -> Mapping[str, Any]:
-    return _table(wait.intention, "arguments")
-
-
 def _tool(wait: Wait) -> str:
-    return str(_mapping(wait.intention).get("tool") or "the call")
+    return str(_table(wait.intention).get("tool") or "the call")
 
 
-def _schema(wait: Wait) -> Mapping[str, Any]:
-    return _mapping(wait.schema)
-
-
-def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return _table(_table(schema, "properties"), name)
-
-
-def _table(value: object, name: str) -> Mapping[str, Any]:
-    return _mapping(_mapping(value).get(name))
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
+def _table(value: Any, *path: str) -> Mapping[str, Any]:
+    """The table at a path inside of one; an empty one where there is none, as in a value that was erased."""
+    for name in path:
+        value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
@@ -185,10 +176,7 @@ def _named(wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, A
     reference: Any = wanted.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return wanted
-    found = root
-    for part in reference[2:].split("/"):
-        found = _table(found, part)
-    return found
+    return _table(root, *reference[2:].split("/"))
 
 
 def fits(wanted: Mapping[str, Any], value: Any, root: Mapping[str, Any] = _NO_ROOT) -> bool:

@@ -148,6 +148,12 @@ class PendingVerdict:
                 judged = replace(event, at=verdict.at, verdict=verdict.event)
                 self.unwritten[index] = Entry(judged, {**kept, **verdict.rests_on})
 
+    async def fail(self, failure: Failure | None) -> NoReturn:
+        """End the step without a further attempt: it fails with the known failure."""
+        ended = self.ex.step_ended(self.step, "failed", failure=failure)
+        await self.ex.recorded(self.ex.write_behind(*self.written(), ended))
+        raise failed(self.step, self.intent.name, failure)
+
     async def reject(self, verdict: Verdict) -> NoReturn:
         """Record a rejection, with the intention or after it where that is on record already; raise it in its turn."""
         ex, intent = self.ex, self.intent

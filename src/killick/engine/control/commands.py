@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from killick.definitions.agents import AGENTS
 from killick.engine.approval.contracts_in_force import ContractsInForce, RunView, judge_change
 from killick.engine.approval.verdicts import failed, rejection
-from killick.engine.context import Change
 from killick.engine.control import inbox
 from killick.engine.control.interventions import Body, entries_of
 from killick.engine.engine import Engine
 from killick.engine.execution import Execution
+from killick.engine.replay import Change
 from killick.engine.signals import Cancelling, Paused, Rewinding
 from killick.engine.waits import waits
 from killick.engine.waits.open_wait import Closed, Intervened
@@ -38,7 +38,6 @@ from killick.log.writer import AppendExtras, Entry, RunLog
 from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.fold import Fold
-from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import Store
 from killick.store.records import Message
@@ -201,36 +200,25 @@ def _recorded_outcome(engine: Engine, message: Message, after: int) -> bool:
 
 def stale(engine: Engine, run: str, saw: int) -> ContextStale:
     """The changes of a context since a version."""
-    state = engine.log.state(run)
-    facts = state.fold.facts
-    before, now = _document_at(engine, state, saw), _document_at(engine, state, facts.context_version)
-    last: dict[str, str] = {}
-    for seq in facts.context_parts:
-        event: Any = engine.log.event(run, seq)
-        if event.version > saw:
-            data = engine.log.data(run, seq)
+    log, state = engine.log, engine.log.state(run)
+    seen, last = 0, dict[str, str]()
+    for seq in state.fold.facts.context_parts:
+        event: Any = log.event(run, seq)
+        if event.version <= saw:
+            seen = seq
+        else:
+            data = log.data(run, seq)
             whole: dict[str, Any] = data.get("document") or {}
             given: dict[str, Any] = {**whole, **data.get("set", {}), **dict.fromkeys(data.get("unset", ()))}
             last |= dict.fromkeys(given, str(event.by))
+    before: Mapping[str, Any] = (log.state(run, seen).context.document if seen else None) or {}
+    now: Mapping[str, Any] = state.context.document or {}
     changes = [
         Changed(name, before.get(name, MISSING), now.get(name, MISSING), by)
         for name, by in last.items()
         if before.get(name, MISSING) != now.get(name, MISSING)
     ]
-    return ContextStale(run, saw=saw, version=facts.context_version, changes=changes)
-
-
-def _document_at(engine: Engine, state: State, version: int) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    for seq in state.fold.facts.context_parts:
-        event: Any = engine.log.event(str(state.run), seq)
-        if event.version > version:
-            break
-        data = engine.log.data(str(state.run), seq)
-        document = dict(data["document"] or {}) if "document" in data else {**document, **data.get("set", {})}
-        for name in data.get("unset", ()):
-            document.pop(name, None)
-    return document
+    return ContextStale(run, saw=saw, version=state.fold.facts.context_version, changes=changes)
 
 
 class _Missing:

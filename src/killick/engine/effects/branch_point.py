@@ -6,7 +6,7 @@ open at the cut takes its outcome from the later log, if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from killick.errors import TimeRefused
@@ -54,7 +54,8 @@ def cut(
     ended = _ended_later(log, run, place)
     asked = {wait.step for wait in fold.facts.waits.values() if wait.waits_for in ("answer", "settlement")}
     transitions = {step.id for step in ended.values() if step.sort == "scope" and step.name == "transition"}
-    redone = _files_redone(ended, place.seq)
+    # The files go back: steps that changed them after the cut are done again, with what came after in their lines.
+    redone = _firsts(step.id for step in ended.values() if step.effect == "workspace" and step.ended > place.seq)
     stays = {name for name in begun if name in ended and in_sibling_branch(name, own, transitions)}
     # A step that had been tried at the cut and has an outcome since takes it: a retry would be the same action.
     tried = (step for step in begun.values() if step.attempts and step.id in ended)
@@ -124,21 +125,16 @@ def _given_up(fold: Fold) -> dict[e.StepId, Step]:
     scopes = [index for index in fold.facts.pending.values() if fold.steps[index].sort == "scope"]
     first = min(scopes, default=fold.tops[-1] if len(fold.tops) else 0)
     steps = [fold.steps[index] for index in range(first, len(fold.steps))]
-    lines: dict[str, int] = {}
-    for step in steps:
-        path, _, number = step.id.rpartition(".")
-        if step.status == "cancelled" and not step.id.startswith(OUT_OF_BAND):
-            lines[path] = min(int(number), lines.get(path, int(number)))
+    lines = _firsts(step.id for step in steps if step.status == "cancelled")
     return {step.id: step for step in steps if lines and _is_after(step.id, lines)}
 
 
-def _files_redone(ended: Mapping[e.StepId, Step], cut: int) -> dict[str, int]:
-    """By line, the first step that did something to the files after a cut: they go back, so that it is done again,
-    with what came after it in its line."""
+def _firsts(steps: Iterable[e.StepId]) -> dict[str, int]:
+    """By line of code, the number of its first step among some."""
     lines: dict[str, int] = {}
-    for step in ended.values():
-        if step.effect == "workspace" and step.ended > cut and not step.id.startswith(OUT_OF_BAND):
-            path, _, number = step.id.rpartition(".")
+    for step in steps:
+        path, _, number = step.rpartition(".")
+        if not step.startswith(OUT_OF_BAND):
             lines[path] = min(int(number), lines.get(path, int(number)))
     return lines
 
@@ -158,8 +154,7 @@ def _undoes(event: e.StepIntended, cut: int, keep: Collection[int]) -> bool:
 
 
 def _step_of(event: e.Event) -> e.StepId | None:
-    found: e.StepId | None = getattr(event, "step", None)
-    return found
+    return getattr(event, "step", None)
 
 
 def _later(log: Log, run: str, start: RunMoment, place: RunMoment) -> list[tuple[int, e.Event]]:

@@ -8,7 +8,7 @@ from typing import Any
 from killick.definitions.policy import Effect, Policy
 from killick.definitions.tools import TOOLS, AnyTool, Shape, Tool
 from killick.engine.effects.reconcile import ask_person
-from killick.engine.effects.recorded_effects import effect_to_undo
+from killick.engine.effects.run_tree import effect_to_undo
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER
 from killick.engine.steps.intention import Intent
@@ -38,19 +38,16 @@ async def compensate(ex: Execution, branch: Branch) -> list[str]:
             continue
         if tool is None or compensation(ex, tool, effect) is None or not await _undone(ex, branch, tool, effect):
             left.append(f"{effect.tool} at step {effect.step}")
-    return left + [f"child {child}" for child in _done_by_children(ex)]
+    return left + [f"child {child.run}" for child in ex.log.ledger.children if _has_effects(ex, child)]
 
 
-def _done_by_children(ex: Execution) -> list[str]:
-    """Completed children with effects, which are their own and stay."""
-    found: list[str] = []
-    for child in ex.log.ledger.children:
-        row = ex.engine.log.store.index(child.run)
-        if row is not None and row.status == "completed" and child.on_parent_end != "abandon":
-            effects = ex.engine.log.ledger(child.run).effects
-            if any(effect.status == "happened" and not effect.undoes for effect in effects):
-                found.append(child.run)
-    return found
+def _has_effects(ex: Execution, child: ledger.Child) -> bool:
+    """Whether a child completed with effects, which are its own and stay."""
+    row = ex.engine.log.store.index(child.run)
+    if row is None or row.status != "completed" or child.on_parent_end == "abandon":
+        return False
+    effects = ex.engine.log.ledger(child.run).effects
+    return any(effect.status == "happened" and not effect.undoes for effect in effects)
 
 
 def compensation(ex: Execution, tool: AnyTool, effect: ledger.Effect) -> Callable[..., Any] | None:

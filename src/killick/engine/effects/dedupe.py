@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
-from killick.engine.approval.verdicts import PendingVerdict, failed
+from killick.engine.approval.verdicts import PendingVerdict
 from killick.engine.control.commands import command
 from killick.engine.control.inbox import FORKED, SETTLEMENT_VERBS
 from killick.engine.effects.reconcile import RecordedOutcome, ask_person, reconciled, stopped
-from killick.engine.effects.recorded_effects import RecordedEffect
+from killick.engine.effects.run_tree import RecordedEffect
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import short
 from killick.engine.steps.intention import restored
@@ -76,8 +76,10 @@ async def earlier(a: StepState) -> RecordedOutcome | None:
     while a.inflight is None and (first := ex.inflight.get((intent.name, identity))) is not None:
         await _until_over(a, first, identity)
     done = ex.run_tree.stood(intent.name, identity, a.step)
-    if done is not None and (intent.policy.repeat == "recorded" or not await _may_repeat(a, done.effect)):
-        return await _adopt(a, done)
+    if done is not None:
+        prompt = f"{intent.name}({short(intent.recording)}) was done at step {done.effect.step} already. Do it again?"
+        if intent.policy.repeat == "recorded" or not await _agreed(a, prompt):
+            return await _adopt(a, done)
     if a.inflight is None:
         a.begins(intent.name, identity)
     return None
@@ -94,11 +96,6 @@ async def _until_over(a: StepState, first: asyncio.Future[None], identity: e.Dig
     finally:
         a.ex.mark_busy()
     a.ex.refuse(a.branch)
-
-
-async def _may_repeat(a: StepState, effect: ledger.Effect) -> bool:
-    prompt = f"{a.intent.name}({short(a.intent.recording)}) was done at step {effect.step} already. Do it again?"
-    return await _agreed(a, prompt)
 
 
 async def _agreed(wanted: PendingVerdict, prompt: str) -> bool:
@@ -194,9 +191,14 @@ async def _adopted(a: StepState) -> RecordedOutcome | None:
             a.key = effect.key
             tree.adopt(done, a.step)
             return None
-        if effect.status != "happened" and (run := _at_work(ex, done)) is not None:
-            await _until_known(a, done, run)
-            return await _adopted(a)
+        if effect.status != "happened":
+            # In a thread of this process, or held by another worker: both use the outcome.
+            run = done.run if ex.engine.live.of(done.run, effect.step) else tree.is_at_work(done)
+            if run is not None:
+                a.waited += 1
+                until = ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)
+                await a.delay(until, f"{run} is at {effect.tool} (step {effect.step}), which counts for both")
+                return await _adopted(a)
         tree.adopt(done, a.step)  # from here on no other branch may take it
         if effect.status == "happened" or await _settle_left(a, done):
             return await _adopt(a, done)
@@ -208,24 +210,10 @@ async def _adopted(a: StepState) -> RecordedOutcome | None:
     return None
 
 
-def _at_work(ex: Execution, done: RecordedEffect) -> str | None:
-    """The run in which an action is still under way: in a thread of this process, or held by another worker."""
-    if ex.engine.live.of(done.run, done.effect.step):
-        return done.run
-    return ex.run_tree.is_at_work(done)
-
-
 async def allowed(a: StepState) -> None:
     """Ask a person about an effect that was not done before, once a step."""
     if a.ex.has_outside_effects and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
         await _may_go_on(a, a.other_effects)
-
-
-async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
-    """Wait while another run of the run tree performs the same action; both use its outcome."""
-    a.waited += 1
-    until = a.ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)
-    await a.delay(until, f"{run} is at {done.effect.tool} (step {done.effect.step}), which counts for both")
 
 
 async def _may_go_on(wanted: PendingVerdict, others: Sequence[str]) -> None:
@@ -234,24 +222,17 @@ async def _may_go_on(wanted: PendingVerdict, others: Sequence[str]) -> None:
     call = f"{wanted.intent.name}({short(wanted.intent.recording)})"
     if mode == "none":
         problem = f"{call}: this fork does nothing to the world (effects='none'), and that was not done before"
-        await _refused(wanted, Failure.of("killick.EffectRefused", problem))
+        await wanted.fail(Failure.of("killick.EffectRefused", problem))
     if others:
         earlier = "; ".join(others[:3])
         prompt = f"{call}: before the rewind it did {earlier}, with other arguments. Do this as well?"
         if not await _agreed(wanted, prompt):
             problem = "a person declined to do it in addition to the earlier action"
-            await _refused(wanted, Failure.of("killick.Rejected", problem))
+            await wanted.fail(Failure.of("killick.Rejected", problem))
     elif mode == "recorded":
         prompt = f"{call}: {ex.run_id}, a fork of {ex.run_tree.own.parent}, wants to do it. Do it?"
         if not await _agreed(wanted, prompt):
-            await _refused(wanted, Failure.of("killick.Rejected", "a person said not to do it in a fork"))
-
-
-async def _refused(wanted: PendingVerdict, failure: Failure) -> NoReturn:
-    """The step ends before anything was tried."""
-    ex = wanted.ex
-    await ex.recorded(ex.write_behind(*wanted.written(), ex.step_ended(wanted.step, "failed", failure=failure)))
-    raise failed(wanted.step, wanted.intent.name, failure)
+            await wanted.fail(Failure.of("killick.Rejected", "a person said not to do it in a fork"))
 
 
 async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
@@ -274,7 +255,7 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
         )  # fmt: skip
         verb, by = closed.answer["kind"], closed.by
         if verb == "stop":
-            await _refused(a, stopped(closed.by, closed.comment))
+            await a.fail(stopped(closed.by, closed.comment))
         found = Happened(closed.answer.get("value")) if verb == "happened" else DidNotHappen()
     happened = isinstance(found, Happened)
     event = e.AttemptSettled(

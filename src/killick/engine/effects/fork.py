@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 import msgspec
 
 from killick.engine import renewals
+from killick.engine.control.inbox import Verb
 from killick.engine.effects.branch_point import Cut, cut
 from killick.engine.effects.rewind import refuse_own
 from killick.errors import TimeRefused
@@ -22,8 +23,6 @@ from killick.text import meant
 
 UNCHANGED: Final[Any] = msgspec.UNSET
 """The fork has its parent's input."""
-
-_VERBS: Final = ("approve", "reject", "edit", "respond", "happened", "not", "stop")
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +120,7 @@ def _answer(log: Log, parent: str, fold: Fold, step: Step, output: Any) -> Any:
     if wait is None or wait.waits_for == "event":
         return output
     given: dict[str, Any] = {"kind": output} if not isinstance(output, dict) else dict(cast("Any", output))
-    if given.get("kind") in _VERBS:
+    if given.get("kind") in get_args(Verb):
         return {"value": None, **given}
     takes = log.data(parent, wait.opened).get("verbs") or ()
     if isinstance(output, str) and "approve" in takes and (hint := meant(output, takes, otherwise="")):

@@ -18,9 +18,8 @@ from killick.engine.control.inbox import SETTLEMENT_VERBS
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_bug, is_transient
 from killick.engine.replay import short
-from killick.engine.steps.attempt import waited_for
+from killick.engine.steps.attempt import Work, waited_for
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
-from killick.engine.steps.live_calls import Work
 from killick.engine.steps.step_state import StepState
 from killick.engine.waits.open_wait import Closed, Then, Waiter
 from killick.engine.waits.waits import binding, raise_if_intervened, until
@@ -244,9 +243,8 @@ async def ask_person(
     else:
         at = wait.opened
         event: Any = ex.engine.log.event(ex.run_id, at)
-        asked, bound = Entry(event, ex.engine.log.data(ex.run_id, at)), event.digest
-    waiter = Waiter(step, waits_for, digest=bound, opened=at, then=then, fits=fits, asked=asked)
-    return await until(ex, waiter)
+        asked = Entry(event, ex.engine.log.data(ex.run_id, at))
+    return await until(ex, Waiter.of(asked, at, then=then, fits=fits))
 
 
 async def call_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, *, step: e.StepId) -> Any:
@@ -275,11 +273,6 @@ async def _called_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, st
     return applied.value
 
 
-async def confirmed(a: StepState, value: Any) -> bool:
-    """Runs the confirmation after an effect, and records its result."""
-    return await _confirmed(a.ex, a.intent, effect_of(a), value)
-
-
 async def stays_confirmed(ex: Execution, branch: Branch, past: Step, intent: Intent, value: Any) -> bool:
     """On replay, the recorded confirmation; if the process died before it, it runs now."""
     looked = ex.record.of(past.id, e.EffectConfirmed)
@@ -289,10 +282,11 @@ async def stays_confirmed(ex: Execution, branch: Branch, past: Step, intent: Int
         return True
     key = ex.record.event(past.attempts[0].started).key
     effect = Effect(tool=intent.name, step=past.id, key=key, arguments=intent.arguments)
-    return await _confirmed(ex, intent, effect, value)
+    return await confirmed(ex, intent, effect, value)
 
 
-async def _confirmed(ex: Execution, intent: Intent, effect: Effect, value: Any) -> bool:
+async def confirmed(ex: Execution, intent: Intent, effect: Effect, value: Any) -> bool:
+    """Runs the confirmation after an effect, and records its result."""
     assert intent.policy.confirm is not None
     try:
         seen = bool(await call_hook(ex, intent.policy.confirm, replace(effect, result=value), step=effect.step))

@@ -1,14 +1,15 @@
-"""Child runs: spawning one, and waiting for its result."""
+"""Other runs: spawning one, waiting for its result, and sending messages."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 from killick.definitions.agents import AnyAgent
 from killick.engine.approval.approvals import intend
 from killick.engine.approval.verdicts import PendingVerdict
 from killick.engine.context import initial_context
+from killick.engine.control.inbox import delivery
 from killick.engine.divergence import recorded_step, refuse_stopped, replay_outcome
 from killick.engine.effects import dedupe
 from killick.engine.execution import Branch, Execution
@@ -19,12 +20,14 @@ from killick.engine.steps.intention import Intent
 from killick.engine.waits.open_wait import Closed
 from killick.engine.waits.questions import Question, wait_for
 from killick.engine.waits.waits import refuse_controls
-from killick.errors import ChildFailed, RunExists, StepFailed
+from killick.errors import ChildFailed, KillickError, RunExists, RunUnknown, StepFailed, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import digest
+from killick.model.facts import Step
 from killick.model.failure import Failure
+from killick.model.ledger import SENDING
 from killick.model.typed import convert
 
 O = TypeVar("O", covariant=True)  # noqa: E741
@@ -53,21 +56,14 @@ async def spawn(
 ) -> Child[Any]:  # fmt: skip
     refuse_controls(id)
     input = agent.checked(through_codec(input, at="input"))  # noqa: A001
-    step = branch.number()
-    bound = e.to_text(digest({"agent": agent.name, "input": input, "id": id}, at="input", secret_key=ex.log.secret_key))
-    claim = RequestedStep("child", agent.name, digest=bound, binding=True)
-    past = await recorded_step(ex, branch, step, claim, {"input": input})
-    generation = ex.log.fold.facts.generation
-    child = id or f"{ex.run_id}/{step}{f'~{generation}' if generation else ''}"
-    if past is not None and past.status in OVER:
-        await replay_outcome(ex, branch, past)
-        spawned: e.ChildSpawned = ex.record.event(past.output)
+    bound = digest({"agent": agent.name, "input": input, "id": id}, at="input", secret_key=ex.log.secret_key)
+    intent = Intent.of("child", agent.name, {"input": input}, bound)
+    wanted, over = await _intended(ex, branch, intent, lambda wanted: dedupe.spawned(wanted) is not None)
+    if over is not None:
+        spawned: e.ChildSpawned = ex.record.event(over.output)
         ex.on_child(spawned.run)
         return Child(run, spawned.run, agent)
-    await ex.await_turn()
-    wanted = PendingVerdict(ex, branch, step, Intent.of("child", agent.name, {"input": input}, bound))
-    await intend(wanted, past, adopts=ex.has_outside_effects and dedupe.spawned(wanted) is not None)
-    refuse_stopped(ex, branch, step)
+    step, child = wanted.step, id or f"{ex.run_id}/{_within_generation(ex, wanted.step)}"
     if ex.has_outside_effects and (adopted := await dedupe.spawned_before(wanted)) is not None:
         child, on_parent_end = adopted.run, adopted.on_parent_end
     else:
@@ -83,6 +79,28 @@ async def spawn(
     await ex.recorded(ex.write_behind(Entry(event, {"input": input})))
     ex.on_child(child)
     return Child(run, child, agent)
+
+
+async def _intended(
+    ex: Execution, branch: Branch, intent: Intent, was_done: Callable[[PendingVerdict], bool]
+) -> tuple[PendingVerdict, Step | None]:
+    """A step that is no call: judged, and its intention on record; or the recorded step, if it is over."""
+    asked = RequestedStep(intent.sort, intent.name, digest=e.to_text(intent.digest), binding=True)
+    wanted = PendingVerdict(ex, branch, branch.number(), intent)
+    past = await recorded_step(ex, branch, wanted.step, asked, intent.recording)
+    if past is not None and past.status in OVER:
+        await replay_outcome(ex, branch, past)
+        return wanted, past
+    await ex.await_turn()
+    await intend(wanted, past, adopts=ex.has_outside_effects and was_done(wanted))
+    refuse_stopped(ex, branch, wanted.step)
+    return wanted, None
+
+
+def _within_generation(ex: Execution, step: e.StepId) -> str:
+    """The number of a step that other runs know it by; a rewound run takes it again under another one."""
+    generation = ex.log.fold.facts.generation
+    return f"{step}~{generation}" if generation else step
 
 
 def _create(ex: Execution, started: e.RunStarted, agent: AnyAgent, input: Any) -> None:  # noqa: A002
@@ -134,3 +152,23 @@ async def child_result(ex: Execution, branch: Branch, child: Child[Any]) -> Any:
         else Failure.of("killick.errors.RunCancelled", f"{child.id} was cancelled", kind="cancelled")
     )
     raise ChildFailed(step, child.id, failure, run=child.id)
+
+
+async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) -> None:
+    if name.startswith("killick."):
+        raise ValueRefused("name", f"messages named {name!r} are Killick's own; choose another name")
+    message = {"run": run, "name": name, "body": body}
+    intent = Intent.of("tool", "send", message, digest(message, at="body", secret_key=ex.log.secret_key))
+    wanted, over = await _intended(ex, branch, intent, lambda wanted: dedupe.was_done(wanted, SENDING))
+    if over is not None or (ex.has_outside_effects and await dedupe.sent_before(wanted)):
+        return
+    message_id = f"{ex.run_id}:{_within_generation(ex, wanted.step)}"
+    sent = delivery(ex.engine.log, run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())
+    [outcome] = ex.engine.log.store.deliver([sent])
+    if isinstance(outcome, RunUnknown):
+        await wanted.fail(describe(outcome))
+    if isinstance(outcome, KillickError):
+        raise outcome
+    event = e.MessageSent(at=ex.now_us(), step=wanted.step, run=run, name=name, id=message_id)
+    await ex.recorded(ex.write_behind(Entry(event, {"body": body})))
+    ex.on_message(run)

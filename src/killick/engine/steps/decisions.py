@@ -7,8 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from killick.contracts.policy_input import UPDATE
 from killick.engine.approval.contracts_in_force import judge_change
 from killick.engine.approval.verdicts import failed, rejection, stop_looping
@@ -50,18 +48,21 @@ def _as(like: Any, value: Any) -> Any:
 
 
 async def plan(ex: Execution, branch: Branch, stages: tuple[str, ...]) -> None:
-    if ex.record.take(branch.position, "plan.made") is None:
-        ex.write_behind(Entry(e.PlanMade(at=ex.now_us(), stages=stages, step=branch.position)))
+    _noted(ex, branch, "plan.made", Entry(e.PlanMade(at=ex.now_us(), stages=stages, step=branch.position)))
 
 
 async def at(ex: Execution, branch: Branch, stage: str) -> None:
-    if ex.record.take(branch.position, "plan.reached") is None:
-        ex.write_behind(Entry(e.PlanReached(at=ex.now_us(), stage=stage, step=branch.position)))
+    _noted(ex, branch, "plan.reached", Entry(e.PlanReached(at=ex.now_us(), stage=stage, step=branch.position)))
 
 
 async def note(ex: Execution, branch: Branch, note: Any) -> None:
-    if ex.record.take(branch.position, "note.made") is None:
-        ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=branch.position), {"note": note}))
+    _noted(ex, branch, "note.made", Entry(e.NoteMade(at=ex.now_us(), step=branch.position), {"note": note}))
+
+
+def _noted(ex: Execution, branch: Branch, kind: str, entry: Entry) -> None:
+    """Something between two steps goes on record once."""
+    if ex.record.take(branch.position, kind) is None:
+        ex.write_behind(entry)
 
 
 async def update(ex: Execution, branch: Branch, changes: Mapping[str, Any]) -> None:
@@ -85,12 +86,11 @@ async def update(ex: Execution, branch: Branch, changes: Mapping[str, Any]) -> N
         stop_looping(ex)
         raise _refused(branch, values)
     kept = ex.context.update(changes)
-    event = e.ContextChanged(at=ex.now_us(), version=version + 1, saw=saw, step=branch.position)
-    if verdict is None:
-        ex.write_behind(Entry(event, {"set": kept, "unset": []}))
-    else:
-        event = msgspec.structs.replace(event, verdict=verdict.event)
-        ex.write_behind(*ex.judge.unbound(), Entry(event, {"set": kept, "unset": [], **verdict.rests_on}))
+    judged, rests_on, bound = (
+        (None, {}, []) if verdict is None else (verdict.event, verdict.rests_on, ex.judge.unbound())
+    )
+    event = e.ContextChanged(at=ex.now_us(), version=version + 1, saw=saw, step=branch.position, verdict=judged)
+    ex.write_behind(*bound, Entry(event, {"set": kept, "unset": [], **rests_on}))
     ex.context.version = version + 1
 
 

@@ -64,10 +64,10 @@ class Intent:
         self.is_async = shape.is_async if shape is not None else is_async(fn)
 
     @classmethod
-    def of(cls, sort: e.Sort, name: str, arguments: dict[str, Any], digest: e.Digest) -> Intent:
+    def of(cls, sort: e.Sort, name: str, arguments: dict[str, Any], digest: bytes) -> Intent:
         """The intention of a step that is no call: a child, a message."""
         intent = cls(sort, name, _nothing, None, arguments, Policy())
-        intent.digest = e.from_text(digest)
+        intent.digest = digest
         return intent
 
     def classify(self, step: e.StepId, secret_key: bytes) -> None:

@@ -114,9 +114,11 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # also for programs that the tool starts
     over = _tied_to(int(sys.argv[2]), agent)
-    length = _read(agent, _LENGTH.size)
-    body = _read(agent, _LENGTH.unpack(length)[0]) if len(length) == _LENGTH.size else b""
-    if body:
+    with open(agent, "rb", closefd=False) as requests:
+        length = requests.read(_LENGTH.size)
+        size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else 0
+        body = requests.read(size)
+    if size and len(body) == size:
         answer = _called(sys.argv[1], body)
         os.write(over, _OVER)
         with open(answers, "wb") as out:
@@ -155,13 +157,6 @@ def _guard(leader: int, pipe: int, reader: int) -> None:
     if reader not in ready or os.read(reader, 1) != _OVER:
         _kill_group(leader)
     os._exit(0)
-
-
-def _read(descriptor: int, length: int) -> bytes:
-    read = b""
-    while len(read) < length and (more := os.read(descriptor, min(length - len(read), 1 << 20))):
-        read += more
-    return read if len(read) == length else b""
 
 
 def _called(name: str, request: bytes) -> bytes:

@@ -1,28 +1,35 @@
 """The step pipeline, the only path to effects: intend, record, fence, apply, record; attempt by attempt.
 
-Reconciliation, deduplication and compensation are in `effects`.
+Reconciliation, deduplication and compensation are in `effects`. The chunks of a streamed reply reach the agent live.
+They are recorded as a whole after the last one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from contextvars import copy_context
+from typing import Any, Final, TypeVar, cast
 
 from killick.engine import parallel
 from killick.engine.approval import approvals
-from killick.engine.approval.verdicts import failed
+from killick.engine.approval.verdicts import failed, model_of
 from killick.engine.control.commands import overridden
 from killick.engine.divergence import recorded_step, until_cancelled
 from killick.engine.effects import reconcile
 from killick.engine.execution import Branch, Execution
+from killick.engine.failures import describe
 from killick.engine.replay import OVER
 from killick.engine.signals import Signal, Stopped
+from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent, restored
+from killick.engine.steps.model_reply import join_chunks, rebuild, reply_kind, usage_of, wire
 from killick.engine.steps.step_execution import CANCELLED, StepExecution
 from killick.engine.waits.open_wait import Intervened
-from killick.errors import LogError, StepFailed, StoreError
+from killick.errors import KillickError, LogError, StepFailed, StoreError
+from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.facts import Step
 from killick.model.failure import Failure
 from killick.model.typed import convert
@@ -32,17 +39,24 @@ T = TypeVar("T")
 
 async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.StepId | None = None) -> Any:
     """Run a step: return its recorded outcome, or make its attempts."""
-    if ex.model is not None and ex.record.steps.get(branch.position) is None:
-        intent.ask_instead(ex.model)
-    intent.classify(step or branch.position, ex.log.secret_key)
-    step = step or branch.number()
-    past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
+    step, past = await classified(ex, branch, intent, step)
     if past is not None and past.status in OVER:
         return await replayed(ex, branch, past, intent)
     if not ex.is_solo:
         await ex.await_turn()
     attempting = StepExecution(ex, branch, step, intent, past)
     return await concluded(attempting, attempting.run())
+
+
+async def classified(
+    ex: Execution, branch: Branch, intent: Intent, step: e.StepId | None = None
+) -> tuple[e.StepId, Step | None]:
+    """The number of a step, once its arguments are known to be storable, and what is on record of it."""
+    if ex.model is not None and ex.record.steps.get(branch.position) is None:
+        intent.ask_instead(ex.model)
+    intent.classify(step or branch.position, ex.log.secret_key)
+    step = step or branch.number()
+    return step, await recorded_step(ex, branch, step, intent.asked(), intent.recording)
 
 
 async def concluded(execution: StepExecution, outcome: Coroutine[Any, Any, Any]) -> Any:
@@ -115,3 +129,107 @@ async def run_step(
     finally:
         branch.applying = None
         ex.turns.computing += 1
+
+
+END: Final[Any] = object()
+"""The end marker for a blocking reader."""
+
+
+async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None) -> AsyncGenerator[Any]:
+    """One step whose outcome is a stream of chunks. No other step may begin before its end."""
+    branch = branch or ex.branch_here()
+    ex.enter(branch, task=asyncio.current_task())
+    inside, reading = True, None
+    try:
+        step, past = await classified(ex, branch, intent)
+        if past is not None and past.status in OVER:
+            source: Any = _listed(_chunks(await replayed(ex, branch, past, intent)))
+        else:
+            await ex.await_turn()
+            reading = _Reading(StepExecution(ex, branch, step, intent, past))
+            try:
+                source = reading.read(await reading.attempting.open_stream())
+            except Intervened as done:
+                source, reading = _listed(_chunks(await overridden(ex, intent.name, done))), None
+        async for chunk in source:
+            branch.streaming = True
+            ex.turns.computing += 1
+            inside = False
+            yield chunk
+            branch.streaming = False
+            ex.turns.computing -= 1
+            inside = True
+        if reading is not None:
+            await ex.recorded(reading.record())
+    except GeneratorExit:
+        # The agent stopped reading: the chunks so far are the reply, now and on replay.
+        branch.streaming = False
+        if not inside:
+            ex.turns.computing -= 1
+            inside = True
+        if reading is not None and ex.signal is None:
+            reading.record()
+        raise
+    finally:
+        branch.streaming = False
+        if inside:
+            ex.turns.computing += 1
+
+
+def _chunks(whole: Any) -> list[Any]:
+    """A recorded reply in its chunks; an output that a person gave instead is one chunk."""
+    if not isinstance(whole, dict) or "chunks" not in whole:
+        return [whole]
+    stored: list[dict[str, Any]] = cast("dict[str, Any]", whole)["chunks"]
+    return [rebuild(each["reply"], each["chunk"]) if each.get("reply") else each["chunk"] for each in stored]
+
+
+async def _listed(chunks: list[Any]) -> AsyncIterator[Any]:
+    for chunk in chunks:
+        yield chunk
+
+
+class _Reading:
+    """A stream that is being read: opening it is tried again like any call, reading it is not."""
+
+    def __init__(self, attempting: StepExecution) -> None:
+        self.attempting = attempting
+        self.chunks: list[Any] = []
+
+    async def read(self, source: Any) -> AsyncIterator[Any]:
+        try:
+            if hasattr(source, "__aiter__"):
+                async for chunk in source:
+                    self.chunks.append(chunk)
+                    yield chunk
+            else:
+                blocking = iter(source)
+                while (chunk := await self._next(blocking)) is not END:
+                    self.chunks.append(chunk)
+                    yield chunk
+        except (KillickError, GeneratorExit):
+            raise
+        except Exception as error:
+            failure = describe(error)
+            # It is not retried: the agent has seen its first chunks.
+            self.attempting.note_failed(failure, "unknown", None)
+            raise StepFailed(self.attempting.step, self.attempting.intent.name, failure) from error
+
+    async def _next(self, blocking: Any) -> Any:
+        ex = self.attempting.ex
+        applied = await waited_for(ex.engine.threads.start(lambda: next(blocking, END), copy_context()), None)
+        if applied.error is not None:
+            raise applied.error
+        return applied.value
+
+    def record(self) -> int:
+        """The whole reply, as one chunk where chunks can be joined."""
+        a = self.attempting
+        joined = join_chunks(self.chunks)
+        stored = [
+            {"chunk": wire(chunk), "reply": kind} if (kind := reply_kind(chunk)) else {"chunk": chunk}
+            for chunk in joined
+        ]
+        usage = a.ex.judge.priced(usage_of(self.chunks), model_of(a.intent))
+        event = e.AttemptEnded(at=a.ex.now_us(), step=a.step, attempt=a.made, outcome="returned", usage=usage)
+        return a.ex.write_behind(Entry(event, {"output": through_codec({"chunks": stored})}))

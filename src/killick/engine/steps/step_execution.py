@@ -24,11 +24,10 @@ from killick.engine.execution import Branch, Execution
 from killick.engine.failures import IsolatedError, called_nothing, describe, not_retried
 from killick.engine.replay import OVER
 from killick.engine.signals import Cancelling, Interrupted
-from killick.engine.steps import live_calls
-from killick.engine.steps.attempt import Applied, Untouched, outlasted, waited_for
+from killick.engine.steps import attempt as calls
+from killick.engine.steps.attempt import Applied, LiveCall, Untouched, Work, outlasted, waited_for
 from killick.engine.steps.intention import Intent, called, claim_text, restored
 from killick.engine.steps.isolation import run_isolated
-from killick.engine.steps.live_calls import LiveCall, Work
 from killick.engine.steps.model_reply import reasoning_of, reply_kind, usage_of, wire
 from killick.engine.steps.step_state import SAFE, StepState
 from killick.engine.steps.transaction import Transacting
@@ -170,9 +169,10 @@ class StepExecution(StepState):
             if settled is not None:
                 return settled._replace(value=await self._ended(settled.seq, settled.value))
             if self.cancelled:
-                await self._end_cancelled()
+                await ex.recorded(ex.write_behind(*self.written(), ex.step_ended(self.step, "cancelled")))
+                raise asyncio.CancelledError
         elif self.counted >= self.allowed and not self.granted:
-            await self._give_up()
+            await self.fail(self.failure)
         self.granted = False
         if self.until_us:
             looked = False
@@ -188,8 +188,7 @@ class StepExecution(StepState):
             if found is not None:
                 return found
         if self.intent.claims and not self.holds and (taken := ex.consuming.intersection(self.intent.claims)):
-            self.failure = describe(AlreadyClaimed(ex.run_id, space=taken.pop().space, owner=ex.run_id, seq=0))
-            await self._give_up()
+            await self.fail(describe(AlreadyClaimed(ex.run_id, space=taken.pop().space, owner=ex.run_id, seq=0)))
         if self.concerns_rules and (self.paths or not self.is_open) and not self.is_judged:
             await approvals.agreed(self)
         return None
@@ -209,31 +208,23 @@ class StepExecution(StepState):
     async def open_stream(self) -> Any:
         """As `run`, for a stream: returns the open stream, before any chunk is recorded."""
         while True:
-            if self.counted >= self.allowed:
-                return await self._give_up()
-            await until_time(self.ex, self.step, self.until_us)
-            if self.concerns_rules and not self.is_open and not self.is_judged:
-                await approvals.agreed(self)
+            await self._before_attempt(None, looked=False)
             applied = await self._attempt()
             if applied.error is None:
                 return applied.value
             await self._raised(applied)
 
     async def _ended(self, seq: int, value: Any) -> Any:
-        ex = self.ex
-        if self.intent.policy.confirm is not None and not await reconcile.confirmed(self, value):
+        ex, intent = self.ex, self.intent
+        if intent.policy.confirm and not await reconcile.confirmed(ex, intent, reconcile.effect_of(self), value):
             await ex.recorded(ex.log.seq)
-            raise StepFailed(self.step, self.intent.name, reconcile.NOT_CONFIRMED)
+            raise StepFailed(self.step, intent.name, reconcile.NOT_CONFIRMED)
         if ex.after_death:
             await ex.barrier()
         if not ex.is_solo:
             await ex.recorded(seq)
         ex.context.see(seq)
         return value
-
-    async def _end_cancelled(self) -> None:
-        await self.ex.recorded(self.ex.write_behind(*self.written(), self.ex.step_ended(self.step, "cancelled")))
-        raise asyncio.CancelledError
 
     def stopped(self) -> None:
         """A sibling ended while this step waited for its next attempt: it makes none any more."""
@@ -247,8 +238,7 @@ class StepExecution(StepState):
             owner = self.ex.engine.log.store.owner(claim)
             if owner is not None:
                 gone = AlreadyClaimed(self.ex.run_id, space=claim.space, owner=owner.run, seq=owner.seq)
-                self.failure = describe(gone)
-                await self._give_up()
+                await self.fail(describe(gone))
 
     # one attempt ------------------------------------------------------------------------------
 
@@ -357,7 +347,7 @@ class StepExecution(StepState):
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
-            injected = await self._injected() if self.intent.injected else {}
+            injected = await self._injected(place) if self.intent.injected else {}
         except Exception as error:
             return Applied(error=error, untouched=True)
         with observers.applying(self.ex, place, self.intent):
@@ -365,11 +355,6 @@ class StepExecution(StepState):
 
     async def _apply(self, place: ToolStep, timeout: float | None, injected: dict[str, Any]) -> Applied:
         ex, intent = self.ex, self.intent
-        for name, marker in intent.injected.items():
-            if marker is KEY or marker is STEP:
-                injected[name] = place.key if marker is KEY else place
-            elif marker is WORKSPACE and place.workspace is not None:
-                injected[name] = place.workspace
         if intent.effect == "transaction":
             return await Transacting(self, place, injected, self.begins_live).apply(timeout)
         call = partial(called, intent, injected)
@@ -420,12 +405,16 @@ class StepExecution(StepState):
             raise _TooLate
         return call()
 
-    async def _injected(self) -> dict[str, Any]:
-        """The resources that the tool needs, open before it is called."""
+    async def _injected(self, place: ToolStep) -> dict[str, Any]:
+        """The arguments that no caller gives. A resource is open before the tool is called."""
         injected: dict[str, Any] = {}
         for name, marker in self.intent.injected.items():
             if not is_marker(marker):
                 injected[name] = await self.ex.engine.resources.get(marker.resource)
+            elif marker is KEY or marker is STEP:
+                injected[name] = place.key if marker is KEY else place
+            elif marker is WORKSPACE and place.workspace is not None:
+                injected[name] = place.workspace
         return injected
 
     def record_progress(self, value: Any) -> None:
@@ -541,15 +530,14 @@ class StepExecution(StepState):
             return None
         late = await self.waited_on(work)
         if late.work is not None:
-            self.failure = describe(TimeoutError("the thread of the last attempt is still at it"), kind="timeout")
-            await self._give_up()
+            await self.fail(describe(TimeoutError("the thread of the last attempt is still at it"), kind="timeout"))
         return reconcile.happened_late(self, late.value) if late.error is None else None
 
     async def _until_over(self, step: e.StepId) -> None:
         """Wait until no thread runs the step any more, before it is undone."""
         live = self.ex.engine.live
         if live.of(self.ex.run_id, step):
-            await live.over(self.ex.run_id, live_calls.ABANDON_SECONDS)
+            await live.over(self.ex.run_id, calls.ABANDON_SECONDS)
         if still := live.of(self.ex.run_id, step):
             raise self.ex.interrupted(StillRunning(self.ex.run_id, still))
 

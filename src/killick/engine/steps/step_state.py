@@ -12,12 +12,11 @@ from killick.definitions.policy import Happened
 from killick.engine.approval.verdicts import PendingVerdict
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_any, not_retried, rate_limit_seconds
-from killick.engine.steps import live_calls
-from killick.engine.steps.attempt import Applied, waited_for
+from killick.engine.steps import attempt as calls
+from killick.engine.steps.attempt import Applied, Work, waited_for
 from killick.engine.steps.intention import Intent, claim_text
-from killick.engine.steps.live_calls import Work
 from killick.engine.waits.waits import until_time
-from killick.errors import NotDone, RateLimited, StepFailed
+from killick.errors import NotDone, RateLimited
 from killick.log.writer import Entry, Hold
 from killick.model import events as e
 from killick.model.facts import Step
@@ -84,7 +83,7 @@ class StepState(PendingVerdict):
 
     async def waited_on(self, work: Work) -> Applied:
         """The outcome of an abandoned thread; raises the signal when the run is closed meanwhile."""
-        late = await waited_for(work, live_calls.ABANDON_SECONDS)
+        late = await waited_for(work, calls.ABANDON_SECONDS)
         if isinstance(late.error, asyncio.CancelledError):
             await self.ex.raise_if_closing()
         return late
@@ -128,12 +127,6 @@ class StepState(PendingVerdict):
         self._files_ended()
         return seq
 
-    async def _give_up(self) -> Any:
-        """No attempt is left, or none may be made: the step fails with the known failure."""
-        ended = self.ex.step_ended(self.step, "failed", failure=self.failure)
-        await self.ex.recorded(self.ex.write_behind(*self.written(), ended))
-        raise StepFailed(self.step, self.intent.name, self.failure)
-
     async def delay(self, until_us: int, because: str) -> None:
         """Record a delay of the step, and wait until it is over."""
         delayed = e.StepDelayed(at=self.ex.now_us(), step=self.step, until=until_us, because=because)
@@ -154,8 +147,7 @@ class StepState(PendingVerdict):
             until = ex.now_us() + wait_us
             if until - since > intent.policy.patience * 1_000_000:
                 problem = f"no turn within {intent.policy.patience:g} s by its own limits"
-                self.failure = describe(RateLimited(problem))
-                await self._give_up()
+                await self.fail(describe(RateLimited(problem)))
             await self.delay(until, "limit " + ", ".join(limit.name for limit in intent.policy.limits))
 
     def _limited(self, error: BaseException) -> float | None:

@@ -19,9 +19,8 @@ from typing import Any, Final
 from killick.definitions.current import HERE
 from killick.definitions.markers import TX, ToolStep, Tx
 from killick.engine.signals import Cancelling, Interrupted
-from killick.engine.steps.attempt import Applied, Untouched, waited_for
+from killick.engine.steps.attempt import Applied, LiveCall, Untouched, waited_for
 from killick.engine.steps.intention import called, restored
-from killick.engine.steps.live_calls import LiveCall
 from killick.engine.steps.step_state import StepState
 from killick.errors import KillickError, LeaseLost, LogError, NotDone, StoreError, TransactionEnded
 from killick.log.writer import Entry, Hold

@@ -1,4 +1,4 @@
-"""Steps that wait: for an answer, for a message, for a time."""
+"""Steps that wait: for an answer, for a message, for a time; and the remarks that people made meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from killick.contracts.contract import Approval
 from killick.definitions.policy import Duration
 from killick.engine.approval.contracts_in_force import named
 from killick.engine.approval.verdicts import failed
-from killick.engine.control.inbox import question_verbs
+from killick.engine.control.inbox import SAID, body_of, message_taken, question_verbs
 from killick.engine.control.interventions import skip_failure
 from killick.engine.divergence import recorded_step, replay_outcome
 from killick.engine.execution import Branch, Execution
@@ -123,8 +123,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
             seq = ex.write_behind(*entries)  # it ends at once: a process that dies before the commit does it again
         else:
             seq, is_cancelled = await ex.write(*entries)
-        waiter = _waiter(step, asked, opened, seq)
-        waiter.message = message
+        waiter = _waiter(asked, opened, seq, message=message)
         if is_cancelled:
             await ex.raise_if_closing()
             await _cancelled(ex, waiter)
@@ -133,7 +132,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     else:
         with suppress(ValueErased):
             asked.shown = {name: value for name, value in ex.record.data(wait.opened).items() if name != "may"}
-        waiter = _waiter(step, asked, ex.record.event(wait.opened), wait.opened, wait.votes)
+        waiter = _waiter(asked, ex.record.event(wait.opened), wait.opened, votes=wait.votes)
     ex.refuse(branch)
     closed = await _closing(ex, branch, waiter)
     if closed.how == "cancelled":
@@ -153,12 +152,9 @@ async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
         return await _cancelled(ex, waiter)
 
 
-def _waiter(step: e.StepId, asked: Question, opened: e.WaitOpened, at: int, votes: tuple[str, ...] = ()) -> Waiter:
-    return Waiter(
-        step, asked.waits_for, name=asked.name, deadline=opened.deadline, digest=opened.digest, opened=at,
-        then=asked.then, fits=asked.fits, asked=Entry(opened, asked.values(opened.round)), need=opened.need,
-        votes=votes, rounds=asked.rounds[opened.round :],
-    )  # fmt: skip
+def _waiter(asked: Question, opened: e.WaitOpened, at: int, **more: Any) -> Waiter:
+    question = Entry(opened, asked.values(opened.round))
+    return Waiter.of(question, at, then=asked.then, fits=asked.fits, rounds=asked.rounds[opened.round :], **more)
 
 
 async def _cancelled(ex: Execution, waiter: Waiter) -> NoReturn:
@@ -254,3 +250,21 @@ async def sleep(ex: Execution, branch: Branch, for_seconds: float | None, until_
     else:
         deadline = ex.now_us() + round((for_seconds or 0) * 1_000_000)
     await wait_for(ex, branch, Question(waits_for="time", name="sleep", deadline=deadline, skippable=True))
+
+
+async def remarks(ex: Execution, branch: Branch) -> list[Any]:
+    """The messages of people: on replay the recorded ones, live those in the inbox."""
+    said: list[Any] = []
+    while (seq := ex.record.take(branch.position, "message.taken", SAID)) is not None:
+        said.append(ex.record.data(seq)["body"])
+    if said or ex.record.has_more(branch.path, branch.count):
+        return said
+    for message in ex.engine.log.store.inbox(ex.run_id, name=SAID):
+        if message.number in ex.taken:
+            continue
+        ex.taken.add(message.number)
+        body = body_of(ex.engine.log, message)
+        taken = message_taken(message, ex.now_us(), step=branch.position)
+        ex.write_behind(Entry(taken, {"body": body}), takes=(message.number,))
+        said.append(body)
+    return said
