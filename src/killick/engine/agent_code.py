@@ -52,6 +52,8 @@ async def _until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def _wake(ex: Execution, main: asyncio.Future[Any]) -> None:
     if not main.cancelled():
         main.exception()  # retrieved here, because no task awaits the code of a parked run
+    if ex.signal is not None:
+        ex.signal.__traceback__ = None  # its frames refer to the run, which only the cycle collector would free
     ex.stirred.set()
 
 

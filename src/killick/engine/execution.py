@@ -188,9 +188,8 @@ class Execution:
         self.hosting = False
         """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
         self.hosted: ExternalCalls | None = None
-        self.at_close: Callable[[], object] = lambda: None
+        self.at_close: Callable[[], object] = _ignored
         self.branches: set[Branch] = set()
-        self.inner_waits = InnerWaits(self.mark_idle, self.mark_busy)
         self.lease: Lease | None = None
         self.attempts = 0
         """The number of open attempts. A worker that gives the run up lets them finish first."""
@@ -207,9 +206,10 @@ class Execution:
         self.inert_steps = InertSteps()
         self.now_us = engine.clock.now_us
         self._signals = 0
-        self.on_child: Callable[[str], None] = lambda run: None
-        self.on_message: Callable[[str], object] = lambda run: None
-        self.on_command: Callable[[Message], None] = lambda message: None
+        self.schedule: Callable[[Execution, str], None] | None = None
+        """Advances a child here; None where workers claim the children."""
+        self.on_message: Callable[[str], object] = _ignored
+        self.on_command: Callable[[Execution, Message], None] = _ignored
         self.input: Any = None
         self.result: Any = None
         self.received: Any = None
@@ -249,7 +249,13 @@ class Execution:
     @cached_property
     def judge(self) -> ContractsInForce:
         """The contracts in force."""
-        return ContractsInForce(self.engine, self.agent, self.log, self.context.latest, lambda: self.context.version)
+        context = self.context
+        return ContractsInForce(self.engine, self.agent, self.log, context.latest, lambda: context.version)
+
+    @cached_property
+    def inner_waits(self) -> InnerWaits:
+        """The attempts whose code waits for steps of this run."""
+        return InnerWaits(self.mark_idle, self.mark_busy)
 
     @cached_property
     def is_unguarded(self) -> bool:
@@ -260,6 +266,19 @@ class Execution:
     def run_tree(self) -> RunTree:
         """The effects of the other runs of its run tree."""
         return RunTree(self.engine.log, self.log, self.record)
+
+    def on_child(self, run: str) -> None:
+        """A child was spawned, or is awaited."""
+        if self.schedule is not None:
+            self.schedule(self, run)
+
+    def forget(self) -> None:
+        """Drop the tasks of an execution that is over: they refer to it, and only the cycle collector would free it."""
+        for branch in self.branches:
+            branch.task = None
+        self.main = None
+        self.branches.clear()
+        self.__dict__.pop("inner_waits", None)
 
     @property
     def is_outside(self) -> bool:
@@ -592,6 +611,10 @@ class Execution:
         if self.busy == 0:
             self.stirred.set()
         self.turns.pass_on()
+
+
+def _ignored(*_: object) -> None:
+    pass
 
 
 async def _awaited(code: Callable[[], Any]) -> Any:

@@ -130,6 +130,8 @@ class Executor:
             raise
         ex.driver = None
         observers.end_span(ex, advanced)
+        if advanced.has_ended:
+            ex.forget()
         return advanced
 
     async def _driven(self, ex: Execution, *, sit_out: bool, hosts: bool) -> RunOutcome:
@@ -242,7 +244,7 @@ class Executor:
         self._leased(ex, head.epoch, claim.since, claim.seconds)
         if ex.files is not None:
             ex.files.begin()
-        ex.on_child = partial(self._children.schedule, ex) if hosts else _nobody
+        ex.schedule = self._children.schedule if hosts else None
         taken = e.RunTaken(at=ex.now_us(), epoch=head.epoch, holder=engine.holder, build=engine.build(ex.agent))
         ex.write_behind(Entry(observers.taken(ex, taken, warm=True)))
         try:
@@ -317,9 +319,9 @@ class Executor:
         log.rows = None
         base = claims.context_base(engine, log, agent, point.after)
         ex = Execution(engine, agent, log, record, recorded_context(agent, record, base))
-        ex.on_child = partial(self._children.schedule, ex) if hosts else _nobody
+        ex.schedule = self._children.schedule if hosts else None
         ex.on_message = self.notify
-        ex.on_command = partial(commands.receive, ex)
+        ex.on_command = commands.receive
         workspace = agent.options.workspace
         if workspace is not None and engine.stand_in is None:
             ex.files = Files(ex, engine.folders.of(workspace, log))
@@ -455,7 +457,7 @@ class Executor:
         """Carry a cancellation out, in a fresh execution that runs no agent code."""
         await ex.barrier()
         point = state_machine.Resumed()
-        last = self._execution(ex.agent, ex.log, point, hosts=ex.on_child is not _nobody)
+        last = self._execution(ex.agent, ex.log, point, hosts=ex.schedule is not None)
         last.lease = ex.lease
         last.input = ex.input
         branch = Branch(last, count=len(ex.log.fold.tops))
@@ -565,10 +567,6 @@ async def _shielded(work: Coroutine[Any, Any, None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.shield(task)
     task.result()
-
-
-def _nobody(child: str) -> None:
-    """Schedule no child: workers claim the children of a claimed run."""
 
 
 def _lose(ex: Execution, error: LogError) -> None:
