@@ -554,18 +554,22 @@ class Execution:
         """How long to wait for threads after the handle was closed."""
         return max(self._threads_until - self.loop.time(), 0.0)
 
-    async def unwind(self) -> None:
+    async def unwind(self, *, forgets: bool = False) -> None:
         """Let the agent's code leave its blocks. Its steps are refused there, and its result is dropped."""
-        if self.main is None or self.main.done():
-            return
+        if self.main is not None and not self.main.done():
+            await self._unwound(self.main)
+        if forgets:
+            self.forget()
+
+    async def _unwound(self, main: asyncio.Future[Any]) -> None:
         # A running thread cannot be cancelled: its attempt waits for it, and records its outcome.
         more = self.thread_seconds if self.engine.live.of(self.run_id) else 0.0
-        done, _ = await asyncio.wait({self.main}, timeout=UNWIND_SECONDS + more)
+        done, _ = await asyncio.wait({main}, timeout=UNWIND_SECONDS + more)
         if not done:
             for branch in self.branches:
                 if branch.task is not None:
                     branch.task.cancel()
-            await asyncio.wait({self.main}, timeout=0.1)
+            await asyncio.wait({main}, timeout=0.1)
 
     # starting code -----------------------------------------------------------------------------
 
