@@ -35,12 +35,17 @@ async def waits(run: killick.Run, number: int) -> int:
 def collector() -> Generator[None]:
     gc.collect()
     gc.disable()
+    _before[:] = [each for each in gc.get_objects() if isinstance(each, Execution)]
     yield
+    _before.clear()
     gc.enable()
 
 
+_before: list[Execution] = []
+
+
 def executions() -> int:
-    return sum(isinstance(each, Execution) for each in gc.get_objects())
+    return sum(isinstance(each, Execution) for each in gc.get_objects()) - len(_before)
 
 
 async def park(kd: killick.AsyncClient, runs: int) -> None:

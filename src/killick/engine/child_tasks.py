@@ -51,7 +51,7 @@ class ChildTasks:
         """Close a parked run and let its code unwind; nothing that it does meanwhile is recorded."""
         ex.close(Parked())
         name = f"unwinding {id(ex)}"
-        self._start(name, ex.unwind(forgets=True), lambda _: self._tasks.pop(name, None))
+        self._start(name, ex.unwind(), lambda _: self._tasks.pop(name, None))
 
     def cancel(self) -> None:
         """Cancel every task."""

@@ -30,7 +30,7 @@ from killick.engine.replay import Record
 from killick.engine.signals import Interrupted, Signal, Stopped
 from killick.engine.steps import live_calls
 from killick.engine.steps.intention import Intent
-from killick.engine.steps.turns import InertSteps, Turns, end_all, end_with
+from killick.engine.steps.turns import InertSteps, Turns, end_with
 from killick.engine.waits.inner_waits import InnerWaits
 from killick.engine.waits.open_wait import Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
@@ -184,12 +184,13 @@ class Execution:
         self.is_after_end = bool(log.fold.facts.ended)
         """Whether the run had ended before: one of its effects is being undone."""
         self.driver: asyncio.Task[Any] | None = None  # Python 3.11 may crash when it collects one of a closed loop
-        self.busy = 0
+        self.busy = self._signals = 0
         self.hosting = False
         """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
         self.hosted: ExternalCalls | None = None
-        self.at_close: Callable[[], object] = _ignored
+        self.at_close: Callable[[], object] = lambda: None
         self.branches: set[Branch] = set()
+        self.inner_waits = InnerWaits(self.mark_idle, self.mark_busy)
         self.lease: Lease | None = None
         self.attempts = 0
         """The number of open attempts. A worker that gives the run up lets them finish first."""
@@ -205,11 +206,9 @@ class Execution:
         self.turns = Turns(is_threaded=not agent.is_async)
         self.inert_steps = InertSteps()
         self.now_us = engine.clock.now_us
-        self._signals = 0
-        self.schedule: Callable[[Execution, str], None] | None = None
-        """Advances a child here; None where workers claim the children."""
-        self.on_message: Callable[[str], object] = _ignored
-        self.on_command: Callable[[Execution, Message], None] = _ignored
+        self.on_child: Callable[[Execution, str], None] = lambda ex, run: None
+        self.on_message: Callable[[str], object] = lambda run: None
+        self.on_command: Callable[[Execution, Message], None] = lambda ex, message: None
         self.input: Any = None
         self.result: Any = None
         self.received: Any = None
@@ -253,11 +252,6 @@ class Execution:
         return ContractsInForce(self.engine, self.agent, self.log, context.latest, lambda: context.version)
 
     @cached_property
-    def inner_waits(self) -> InnerWaits:
-        """The attempts whose code waits for steps of this run."""
-        return InnerWaits(self.mark_idle, self.mark_busy)
-
-    @cached_property
     def is_unguarded(self) -> bool:
         """Whether its steps are not traced, and touch no workspace."""
         return not (self.engine.tracer or self.files or self.agent.options.workspace)
@@ -266,19 +260,6 @@ class Execution:
     def run_tree(self) -> RunTree:
         """The effects of the other runs of its run tree."""
         return RunTree(self.engine.log, self.log, self.record)
-
-    def on_child(self, run: str) -> None:
-        """A child was spawned, or is awaited."""
-        if self.schedule is not None:
-            self.schedule(self, run)
-
-    def forget(self) -> None:
-        """Drop the tasks of an execution that is over: they refer to it, and only the cycle collector would free it."""
-        for branch in self.branches:
-            branch.task = None
-        self.main = None
-        self.branches.clear()
-        self.__dict__.pop("inner_waits", None)
 
     @property
     def is_outside(self) -> bool:
@@ -539,7 +520,8 @@ class Execution:
             if not waiter.future.done():
                 self.mark_busy()
                 end_with(waiter.future, self.signal)
-        end_all((branch.dormant for branch in self.branches), self.signal)
+        for branch in self.branches:
+            end_with(branch.dormant, self.signal)
         self.turns.close(self.signal)
         self.at_close()
         if cut:
@@ -554,22 +536,18 @@ class Execution:
         """How long to wait for threads after the handle was closed."""
         return max(self._threads_until - self.loop.time(), 0.0)
 
-    async def unwind(self, *, forgets: bool = False) -> None:
+    async def unwind(self) -> None:
         """Let the agent's code leave its blocks. Its steps are refused there, and its result is dropped."""
-        if self.main is not None and not self.main.done():
-            await self._unwound(self.main)
-        if forgets:
-            self.forget()
-
-    async def _unwound(self, main: asyncio.Future[Any]) -> None:
+        if self.main is None or self.main.done():
+            return
         # A running thread cannot be cancelled: its attempt waits for it, and records its outcome.
         more = self.thread_seconds if self.engine.live.of(self.run_id) else 0.0
-        done, _ = await asyncio.wait({main}, timeout=UNWIND_SECONDS + more)
+        done, _ = await asyncio.wait({self.main}, timeout=UNWIND_SECONDS + more)
         if not done:
             for branch in self.branches:
                 if branch.task is not None:
                     branch.task.cancel()
-            await asyncio.wait({main}, timeout=0.1)
+            await asyncio.wait({self.main}, timeout=0.1)
 
     # starting code -----------------------------------------------------------------------------
 
@@ -615,10 +593,6 @@ class Execution:
         if self.busy == 0:
             self.stirred.set()
         self.turns.pass_on()
-
-
-def _ignored(*_: object) -> None:
-    pass
 
 
 async def _awaited(code: Callable[[], Any]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.engine import claims, completion, observers, renewals, state_machine
-from killick.engine.agent_code import RunOf, begin, raise_own_error, run_agent
+from killick.engine.agent_code import RunOf, begin, forget, raise_own_error, run_agent
 from killick.engine.child_tasks import ChildTasks
 from killick.engine.claims import ClaimedRun, ReadRun, Start, claim_run
 from killick.engine.context import Context, initial_context, recorded_context
@@ -131,7 +131,7 @@ class Executor:
         ex.driver = None
         observers.end_span(ex, advanced)
         if advanced.has_ended:
-            ex.forget()
+            forget(ex)
         return advanced
 
     async def _driven(self, ex: Execution, *, sit_out: bool, hosts: bool) -> RunOutcome:
@@ -244,14 +244,14 @@ class Executor:
         self._leased(ex, head.epoch, claim.since, claim.seconds)
         if ex.files is not None:
             ex.files.begin()
-        ex.schedule = self._children.schedule if hosts else None
+        ex.on_child = self._children.schedule if hosts else _nobody
         taken = e.RunTaken(at=ex.now_us(), epoch=head.epoch, holder=engine.holder, build=engine.build(ex.agent))
         ex.write_behind(Entry(observers.taken(ex, taken, warm=True)))
         try:
             waits.look(ex)
             for waiter in ex.waiters.values():
                 if waiter.waits_for == "child":
-                    ex.on_child(waiter.name)
+                    ex.on_child(ex, waiter.name)
         except BaseException as error:
             observers.end_span(ex, error=error)
             self._children.unwind(ex)
@@ -319,7 +319,7 @@ class Executor:
         log.rows = None
         base = claims.context_base(engine, log, agent, point.after)
         ex = Execution(engine, agent, log, record, recorded_context(agent, record, base))
-        ex.schedule = self._children.schedule if hosts else None
+        ex.on_child = self._children.schedule if hosts else _nobody
         ex.on_message = self.notify
         ex.on_command = commands.receive
         workspace = agent.options.workspace
@@ -457,7 +457,7 @@ class Executor:
         """Carry a cancellation out, in a fresh execution that runs no agent code."""
         await ex.barrier()
         point = state_machine.Resumed()
-        last = self._execution(ex.agent, ex.log, point, hosts=ex.schedule is not None)
+        last = self._execution(ex.agent, ex.log, point, hosts=ex.on_child is not _nobody)
         last.lease = ex.lease
         last.input = ex.input
         branch = Branch(last, count=len(ex.log.fold.tops))
@@ -567,6 +567,10 @@ async def _shielded(work: Coroutine[Any, Any, None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.shield(task)
     task.result()
+
+
+def _nobody(ex: Execution, child: str) -> None:
+    """Schedule no child: workers claim the children of a claimed run."""
 
 
 def _lose(ex: Execution, error: LogError) -> None:

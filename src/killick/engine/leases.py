@@ -44,10 +44,6 @@ class Lease:
         return min(self.seconds, LEASE_SECONDS) / _SHARE
 
 
-def _ignored(error: LogError) -> None:
-    """The listener of a lease that is not renewed any more."""
-
-
 class Leases:
     """The leases of one holder."""
 
@@ -76,7 +72,7 @@ class Leases:
         with self._mutex:
             if self._held.get(lease.run) is lease:
                 del self._held[lease.run]
-        lease.lost = _ignored  # the listener refers to the run, which refers to its lease
+        lease.lost = lambda error: None  # it refers to the run, which refers to its lease
 
     def release(self, run: str, epoch: int, *, left: bool = False) -> None:
         """Release a run in the store. If the store cannot do that now, retry until it can."""

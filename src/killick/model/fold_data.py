@@ -61,16 +61,8 @@ class FoldData:
         self, facts: Facts | None = None, saved: dict[str, Saved] | None = None, fetch: Fetch | None = None
     ) -> None:
         self.facts = facts or Facts()
-        for name, vector in (saved or {}).items():
-            setattr(self, name, Vector(_PARTS[name], vector, fetch))
-
-    def __getattr__(self, name: str) -> Any:
-        # Made on first use: most vectors of a run stay empty, and thousands of runs may be open.
-        if name not in _PARTS:
-            raise AttributeError(name)
-        vector = Vector[Any](_PARTS[name])
-        setattr(self, name, vector)
-        return vector
+        for name, of in _PARTS.items():
+            setattr(self, name, Vector(of, saved.get(name) if saved else None, fetch))
 
     # the fold ---------------------------------------------------------------------------------
 

@@ -146,31 +146,18 @@ class _Root(msgspec.Struct):
 # Made here, in one thread: see killick.type_init.
 _read_root: Final = msgspec.json.Decoder(_Root).decode
 
-_PARTS: Final[dict[str, type[Any]]] = {"effects": Effect, "consumed": Consumed, "children": Child, "captures": Capture}
-
 
 class Ledger:
     """All effects of a run on the world. Grows by `apply`, and never shrinks."""
 
     __slots__ = ("captures", "children", "consumed", "effects", "facts")
 
-    effects: Vector[Effect]
-    consumed: Vector[Consumed]
-    children: Vector[Child]
-    captures: Vector[Capture]
-
     def __init__(self, saved: _Root | None = None, fetch: Fetch | None = None) -> None:
         self.facts = saved.facts if saved else LedgerFacts()
-        for name, of in _PARTS.items() if saved else ():
-            setattr(self, name, Vector(of, getattr(saved, name), fetch))
-
-    def __getattr__(self, name: str) -> Any:
-        # Made on first use, as in a fold.
-        if name not in _PARTS:
-            raise AttributeError(name)
-        vector = Vector[Any](_PARTS[name])
-        setattr(self, name, vector)
-        return vector
+        self.effects: Vector[Effect] = Vector(Effect, saved.effects if saved else None, fetch)
+        self.consumed: Vector[Consumed] = Vector(Consumed, saved.consumed if saved else None, fetch)
+        self.children: Vector[Child] = Vector(Child, saved.children if saved else None, fetch)
+        self.captures: Vector[Capture] = Vector(Capture, saved.captures if saved else None, fetch)
 
     def apply(self, seq: int, event: e.Event) -> None:
         """Applies the next event of the log."""

@@ -62,7 +62,7 @@ async def spawn(
     if past is not None and past.status in OVER:
         await replay_outcome(ex, branch, past)
         spawned: e.ChildSpawned = ex.record.event(past.output)
-        ex.on_child(spawned.run)
+        ex.on_child(ex, spawned.run)
         return Child(run, spawned.run, agent)
     await ex.await_turn()
     wanted = PendingVerdict(ex, branch, step, Intent.of("child", agent.name, {"input": input}, bound))
@@ -81,7 +81,7 @@ async def spawn(
             ex.run_tree.has_child(child)
     event = e.ChildSpawned(at=ex.now_us(), step=step, run=child, agent=agent.name, on_parent_end=on_parent_end)
     await ex.recorded(ex.write_behind(Entry(event, {"input": input})))
-    ex.on_child(child)
+    ex.on_child(ex, child)
     return Child(run, child, agent)
 
 
@@ -119,7 +119,7 @@ async def child_result(ex: Execution, branch: Branch, child: Child[Any]) -> Any:
         return [Entry(e.ChildEnded(at=ex.now_us(), step=step, run=child.id, status=status), values)], {}
 
     step = branch.position
-    ex.on_child(child.id)
+    ex.on_child(ex, child.id)
     closed = await wait_for(
         ex, branch, Question(waits_for="child", name=child.id, identity={"child": child.id}, then=then)
     )

@@ -207,7 +207,7 @@ class Work:
             result, error = None, raised
         if os.getpid() != process:
             end_child(error)
-        self.call = _nothing
+        del self.call  # it keeps the arguments
         self.outcome = result, error
         try:
             self.loop.call_soon_threadsafe(self._end, result, error)
@@ -228,10 +228,6 @@ class Work:
         else:
             self.future.set_exception(error if not isinstance(error, StopIteration) else RuntimeError(str(error)))
             self.future.exception()  # retrieved here, because no task awaits an abandoned call
-
-
-def _nothing() -> None:
-    pass
 
 
 _KEPT: Final = 32
