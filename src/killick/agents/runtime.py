@@ -61,8 +61,8 @@ def _build(module: str, folder: str) -> Build:
 
 
 def _version(package: str) -> str:
-    try:
-        return str(importlib.import_module("importlib.metadata").version(package))
+    try:  # a script belongs to no distribution, and to look for one imports thirty modules
+        return "" if package == "__main__" else str(importlib.import_module("importlib.metadata").version(package))
     except (ModuleNotFoundError, ValueError):
         return ""
 
@@ -209,8 +209,7 @@ class Runtime(Forked):
     async def finish(self) -> None:
         """Parks the runs of the running loop, and closes the resources."""
         loop = asyncio.get_running_loop()
-        executor = self._executors.get(loop)
-        if executor is not None:
+        if (executor := self._executors.get(loop)) is not None:
             await executor.close()
             executor.abandon()
             del self._executors[loop]

@@ -15,6 +15,7 @@ from killick.definitions.current import HERE
 from killick.engine import completion, state_machine
 from killick.engine.execution import Branch, Execution, RunFiles
 from killick.engine.signals import Signal
+from killick.engine.waits.open_wait import InnerWaits
 from killick.errors import KillickError, ValueRefused, WorkspaceRefused
 from killick.model.chunks import through_codec
 from killick.model.typed import convert
@@ -52,7 +53,19 @@ async def _until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def _wake(ex: Execution, main: asyncio.Future[Any]) -> None:
     if not main.cancelled():
         main.exception()  # retrieved here, because no task awaits the code of a parked run
+    if ex.signal is not None:
+        ex.signal.__traceback__ = None  # its frames refer to the execution
+    if ex.parked:
+        forget(ex)
     ex.stirred.set()
+
+
+def forget(ex: Execution) -> None:
+    """Drop what refers back to an execution that is over, so that it is freed without the cycle collector."""
+    for branch in ex.branches:
+        branch.task = None
+    ex.branches.clear()
+    ex.main, ex.inner_waits = None, InnerWaits(lambda: None, lambda: None)
 
 
 async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed, run_of: RunOf) -> None:

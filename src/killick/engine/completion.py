@@ -142,7 +142,7 @@ async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -
             with suppress(AnswerRefused):  # it is over meanwhile
                 command(ex.engine, run, body, by=ex.run_id)
             ex.on_message(child.run)
-            ex.on_child(child.run)
+            ex.on_child(ex, child.run)
         if compensate:
             await _until_ended(ex, branch, child)
 

@@ -30,7 +30,7 @@ from killick.engine.replay import Record
 from killick.engine.signals import Interrupted, Signal, Stopped
 from killick.engine.steps import attempt as calls
 from killick.engine.steps.intention import Intent
-from killick.engine.steps.turns import InertSteps, Turns, end_all, end_with
+from killick.engine.steps.turns import InertSteps, Turns, end_with
 from killick.engine.waits.open_wait import InnerWaits, Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.fork_safety import cached_property
@@ -180,7 +180,7 @@ class Execution:
         self.is_after_end = bool(log.fold.facts.ended)
         """Whether the run had ended before: one of its effects is being undone."""
         self.driver: asyncio.Task[Any] | None = None  # Python 3.11 may crash when it collects one of a closed loop
-        self.busy = 0
+        self.busy = self._signals = 0
         self.hosting = False
         """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
         self.hosted: ExternalCalls | None = None
@@ -202,10 +202,9 @@ class Execution:
         self.turns = Turns(is_threaded=not agent.is_async)
         self.inert_steps = InertSteps()
         self.now_us = engine.clock.now_us
-        self._signals = 0
-        self.on_child: Callable[[str], None] = lambda run: None
+        self.on_child: Callable[[Execution, str], None] = lambda ex, run: None
         self.on_message: Callable[[str], object] = lambda run: None
-        self.on_command: Callable[[Message], None] = lambda message: None
+        self.on_command: Callable[[Execution, Message], None] = lambda ex, message: None
         self.input: Any = None
         self.result: Any = None
         self.received: Any = None
@@ -245,7 +244,8 @@ class Execution:
     @cached_property
     def judge(self) -> ContractsInForce:
         """The contracts in force."""
-        return ContractsInForce(self.engine, self.agent, self.log, self.context.latest, lambda: self.context.version)
+        context = self.context
+        return ContractsInForce(self.engine, self.agent, self.log, context.latest, lambda: context.version)
 
     @cached_property
     def is_unguarded(self) -> bool:
@@ -505,7 +505,8 @@ class Execution:
             if not waiter.future.done():
                 self.mark_busy()
                 end_with(waiter.future, self.signal)
-        end_all((branch.dormant for branch in self.branches), self.signal)
+        for branch in self.branches:
+            end_with(branch.dormant, self.signal)
         self.turns.close(self.signal)
         self.at_close()
         if cut:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.engine import claims, completion, observers, renewals, state_machine
-from killick.engine.agent_code import RunOf, begin, raise_own_error, run_agent
+from killick.engine.agent_code import RunOf, begin, forget, raise_own_error, run_agent
 from killick.engine.child_tasks import ChildTasks
 from killick.engine.claims import ClaimedRun, ReadRun, Start, claim_run
 from killick.engine.context import Context, initial_context, recorded_context
@@ -130,6 +130,8 @@ class Executor:
             raise
         ex.driver = None
         observers.end_span(ex, advanced)
+        if advanced.has_ended:
+            forget(ex)
         return advanced
 
     async def _driven(self, ex: Execution, *, sit_out: bool, hosts: bool) -> RunOutcome:
@@ -242,14 +244,14 @@ class Executor:
         self._leased(ex, head.epoch, claim.since, claim.seconds)
         if ex.files is not None:
             ex.files.begin()
-        ex.on_child = partial(self._children.schedule, ex) if hosts else _nobody
+        ex.on_child = self._children.schedule if hosts else _nobody
         taken = e.RunTaken(at=ex.now_us(), epoch=head.epoch, holder=engine.holder, build=engine.build(ex.agent))
         ex.write_behind(Entry(observers.taken(ex, taken, warm=True)))
         try:
             waits.look(ex)
             for waiter in ex.waiters.values():
                 if waiter.waits_for == "child":
-                    ex.on_child(waiter.name)
+                    ex.on_child(ex, waiter.name)
         except BaseException as error:
             observers.end_span(ex, error=error)
             self._children.unwind(ex)
@@ -317,9 +319,9 @@ class Executor:
         log.rows = None
         base = claims.context_base(engine, log, agent, point.after)
         ex = Execution(engine, agent, log, record, recorded_context(agent, record, base))
-        ex.on_child = partial(self._children.schedule, ex) if hosts else _nobody
+        ex.on_child = self._children.schedule if hosts else _nobody
         ex.on_message = self.notify
-        ex.on_command = partial(commands.receive, ex)
+        ex.on_command = commands.receive
         workspace = agent.options.workspace
         if workspace is not None and engine.stand_in is None:
             ex.files = Files(ex, engine.folders.of(workspace, log))
@@ -567,7 +569,7 @@ async def _shielded(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-def _nobody(child: str) -> None:
+def _nobody(ex: Execution, child: str) -> None:
     """Schedule no child: workers claim the children of a claimed run."""
 
 

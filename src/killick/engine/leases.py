@@ -72,6 +72,7 @@ class Leases:
         with self._mutex:
             if self._held.get(lease.run) is lease:
                 del self._held[lease.run]
+        lease.lost = lambda error: None  # it refers to the run, which refers to its lease
 
     def release(self, run: str, epoch: int, *, left: bool = False) -> None:
         """Release a run in the store. If the store cannot do that now, retry until it can."""
@@ -160,13 +161,14 @@ class Leases:
                 taken = head.epoch != lease.epoch
                 if not taken and head.holder == self._holder and since < lease.until:
                     continue  # its row was locked; the next look renews it
+                report = lease.lost
                 self.drop(lease)
                 reason: LogError = (
                     EpochStale(lease.run, held=lease.epoch, actual=head.epoch) if taken else LeaseLost(lease.run)
                 )
                 # A listener that fails, say because its loop was closed, does not stop the others.
                 with contextlib.suppress(Exception):
-                    lease.lost(reason)
+                    report(reason)
 
     def _keep_on(self) -> None:
         while not self._stop.wait(self._nap_seconds()):

@@ -14,7 +14,7 @@ from killick.engine.divergence import diverge, recorded_step
 from killick.engine.execution import Branch, Execution, Scope
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.signals import Signal, Stopped
-from killick.engine.steps.turns import end_all
+from killick.engine.steps.turns import end_with
 from killick.engine.waits.open_wait import Closed
 from killick.engine.waits.waits import end
 from killick.errors import KillickError
@@ -190,7 +190,7 @@ def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
     paths = tuple(f"{branch.path}." for branch in branches)
     for inner in (*branches, *(each for each in ex.branches if each.path.startswith(paths))):
         inner.stopped = inner.stopped or Stopped("a sibling ended")
-        end_all((inner.dormant,), inner.stopped)
+        end_with(inner.dormant, inner.stopped)
     for waiter in list(ex.waiters.values()):
         if waiter.step.startswith(paths) and waiter.waits_for != "settlement" and not waiter.future.done():
             if waiter.waits_for == "delay":

@@ -96,10 +96,9 @@ def first_of(log: Log, run: str) -> str:
 
 def add(to: Counts, more: Counts) -> None:
     """Adds two totals."""
-    for name, count in more.calls.items():
-        to.calls[name] = to.calls.get(name, 0) + count
-    for name, count in more.effects.items():
-        to.effects[name] = to.effects.get(name, 0) + count
+    for total, part in ((to.calls, more.calls), (to.effects, more.effects)):
+        for name, count in part.items():
+            total[name] = total.get(name, 0) + count
     for name in Spend.__struct_fields__:
         setattr(to.spend, name, getattr(to.spend, name) + getattr(more.spend, name))
     to.governed += more.governed

@@ -72,7 +72,8 @@ def cut(
     undoing: set[e.StepId] = set()
     for seq, event in _later(log, run, start, place):
         name = _step_of(event)
-        if has_undone and isinstance(event, e.StepIntended) and _undoes(event, start.seq, keep):
+        if (has_undone and isinstance(event, e.StepIntended) and event.step.startswith(OUT_OF_BAND)
+            and (event.undoes_seq <= start.seq or event.undoes_seq in keep)):  # fmt: skip
             undone = fold.step(event.undoes or "")
             if undone is None or undone.effect != "workspace":  # files return to how they were before the undo
                 undoing.add(event.step)
@@ -146,11 +147,6 @@ def _is_after(step: e.StepId, lines: Mapping[str, int]) -> bool:
     parts = step.split(".")
     places = ((".".join(parts[:depth]), int(parts[depth])) for depth in range(len(parts)))
     return any(path in lines and number >= lines[path] for path, number in places)
-
-
-def _undoes(event: e.StepIntended, cut: int, keep: Collection[int]) -> bool:
-    """Whether an effect that is kept was undone by a person."""
-    return event.step.startswith(OUT_OF_BAND) and (event.undoes_seq <= cut or event.undoes_seq in keep)
 
 
 def _step_of(event: e.Event) -> e.StepId | None:

@@ -61,7 +61,7 @@ async def spawn(
     wanted, over = await _intended(ex, branch, intent, lambda wanted: dedupe.spawned(wanted) is not None)
     if over is not None:
         spawned: e.ChildSpawned = ex.record.event(over.output)
-        ex.on_child(spawned.run)
+        ex.on_child(ex, spawned.run)
         return Child(run, spawned.run, agent)
     step, child = wanted.step, id or f"{ex.run_id}/{_within_generation(ex, wanted.step)}"
     if ex.has_outside_effects and (adopted := await dedupe.spawned_before(wanted)) is not None:
@@ -77,7 +77,7 @@ async def spawn(
             ex.run_tree.has_child(child)
     event = e.ChildSpawned(at=ex.now_us(), step=step, run=child, agent=agent.name, on_parent_end=on_parent_end)
     await ex.recorded(ex.write_behind(Entry(event, {"input": input})))
-    ex.on_child(child)
+    ex.on_child(ex, child)
     return Child(run, child, agent)
 
 
@@ -137,7 +137,7 @@ async def child_result(ex: Execution, branch: Branch, child: Child[Any]) -> Any:
         return [Entry(e.ChildEnded(at=ex.now_us(), step=step, run=child.id, status=status), values)], {}
 
     step = branch.position
-    ex.on_child(child.id)
+    ex.on_child(ex, child.id)
     closed = await wait_for(
         ex, branch, Question(waits_for="child", name=child.id, identity={"child": child.id}, then=then)
     )

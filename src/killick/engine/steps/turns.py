@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from inspect import CORO_CREATED, getcoroutinestate
 from itertools import count
 from sys import getrefcount
@@ -140,14 +140,8 @@ def _is_inert(step: Coroutine[Any, Any, Any]) -> bool:
     return getcoroutinestate(step) == CORO_CREATED
 
 
-def end_all(futures: Iterable[asyncio.Future[Any] | None], signal: Signal) -> None:
-    """End the waits that are not over with a signal."""
-    for future in futures:
-        if future is not None and not future.done():
-            end_with(future, signal)
-
-
-def end_with(future: asyncio.Future[Any], signal: Signal) -> None:
-    """End a wait with a signal, also if its task is gone."""
-    future.set_exception(signal)
-    future.exception()
+def end_with(future: asyncio.Future[Any] | None, signal: Signal) -> None:
+    """End a wait that is not over with a signal, also if its task is gone."""
+    if future is not None and not future.done():
+        future.set_exception(signal)
+        future.exception()

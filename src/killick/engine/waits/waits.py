@@ -266,7 +266,7 @@ def next_message(ex: Execution, name: str) -> Message | None:
 
 def _take(ex: Execution, message: Message) -> None:
     if message.name == COMMAND:
-        ex.on_command(message)
+        ex.on_command(ex, message)
     elif message.name in (ANSWER, VOTE):
         _answered(ex, message)
     elif message.name == CHILD:
