@@ -17,6 +17,7 @@ import msgspec
 
 from killick.definitions.agents import Agent, AnyAgent
 from killick.definitions.tools import Tool
+from killick.llm.toolset import Toolset
 
 SpotKind = Literal["differs", "sleeps", "swallows", "tasks", "keeps", "writes"]
 DEPTH_MAX: Final = 6
@@ -100,6 +101,18 @@ def place_of_step(agent: AnyAgent, name: str, *, last: bool = False) -> tuple[st
             if asked or (isinstance(called, Tool) and called.name == name):
                 found.append((source.file, node.lineno + source.first - 1))
     return (found[-1] if last else found[0]) if found else None
+
+
+def tools_named(agent: AnyAgent) -> set[str]:
+    """Returns the tools that an agent's code names: one by one, in a toolset, or in a collection of the module."""
+    found: set[str] = set()
+    for source in sources(agent.fn):
+        for node in ast.walk(source.tree):
+            named: Any = source.resolve(node)
+            held: Any = list(named.values()) if isinstance(named, dict) else named  # pyright: ignore
+            several: Any = held if isinstance(held, Toolset | list | tuple | set) else (held,)  # pyright: ignore
+            found.update(each.name for each in several if isinstance(each, Tool))
+    return found
 
 
 def _without_options(node: ast.expr) -> ast.expr:
