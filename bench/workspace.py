@@ -3,8 +3,7 @@
 All look at the same tree, in turn, with everything in memory. Ours holds when it returns: synced, and on the index. Git
 has an index and a store of its own outside the tree, as people do who keep an agent's steps with it; it syncs neither.
 The first snapshot is the best of a few rounds, for a copy of so many files takes twice as long when the disk is busy
-with what it has to forget; nothing is deleted between rounds for the same reason. It stores what is much as it is, and
-compresses it afterwards, beside whatever comes: how long that takes stands in its row.
+with what it has to forget; nothing is deleted between rounds for the same reason.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
 from hashlib import sha256
 from itertools import count
 from multiprocessing import get_context
@@ -30,7 +28,6 @@ import msgspec
 from bench import trees
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.peers import ask, say
-from killick.workspace.vault.vault import Vault
 from killick.workspace.workspace import Workspace
 
 if sys.version_info >= (3, 14):
@@ -149,12 +146,10 @@ class Measured:
         took, copies = interleaved(FIRST_ROUNDS, ours, copied)
         self._copied = min(copies)
         git = _settled(self._git.boundary)
-        with closing(Vault(self._vault)) as vault:
-            packing = seconds(vault.compress)
         yield self._row(
             f"the first snapshot, to `cp -a`, best of {FIRST_ROUNDS} rounds", min(took) / min(copies),
             f"{_told(min(took))} to {_told(min(copies))}, medians {_told(median(took))} to {_told(median(copies))}; "
-            f"compressing it afterwards {_told(packing)}; git add -A && git write-tree {_told(git)}",
+            f"git add -A && git write-tree {_told(git)}",
             at_most=1.5,
         )  # fmt: skip
 

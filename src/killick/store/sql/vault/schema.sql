@@ -10,13 +10,11 @@ CREATE TABLE objects (
     size INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- How far each pack is published. Bytes beyond that were never committed, and the next writer truncates them. A loose
--- pack was filled uncompressed: members are the ids of its objects in order, to be compressed later.
+-- How far each pack is published. Bytes beyond that were never committed, and the next writer truncates them.
 CREATE TABLE packs (
     number INTEGER PRIMARY KEY,
     end INTEGER NOT NULL,
-    objects INTEGER NOT NULL,
-    members BLOB
+    objects INTEGER NOT NULL
 ) STRICT;
 
 -- The referenced snapshots, and their owners.
