@@ -13,7 +13,7 @@ import msgspec
 from killick.check.crashes import WRITES, Ended, Story
 from killick.check.findings import Finding, Reached, relative
 from killick.check.stage import TROUBLES, Called, Declared, Stage
-from killick.check.static_analysis import Spot, place_of_step, read_tool, tools_named
+from killick.check.static_analysis import Spot, place_of_step, tools_named
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import UnrecordedIO
 from killick.definitions.tools import TOOLS, Tool
@@ -249,7 +249,7 @@ class FindingCollector:
 
     def findings(self) -> list[Finding]:
         """Returns all findings, the worst first."""
-        found = [finding for spot in self.spots if (finding := self._spot(spot)) is not None]
+        found = list(map(self._spot, self.spots))
         found += [self._outside(stray, count) for stray, count in self.strays.values()]
         explained = bool(found)
         for observed, story, times in self._seen.values():
@@ -268,10 +268,8 @@ class FindingCollector:
         shown = [(story, times) for (kind, _), (_, story, times) in self._seen.items() if kind in kinds]
         return (describe(shown[0][0]), sum(times for _, times in shown)) if shown else ("", 0)
 
-    def _spot(self, spot: Spot) -> Finding | None:
+    def _spot(self, spot: Spot) -> Finding:
         place = f"{relative(spot.file)}:{spot.line}"
-        if spot.kind == "writes":
-            return None
         seen, times = (
             self._witness("diverges", "state", "ends", "lost") if spot.kind in ("differs", "keeps") else ("", 0)
         )
@@ -421,15 +419,6 @@ class FindingCollector:
                 yield self._wakes(name, tool, *self._woken[name])
             elif not policy.says_effect:
                 yield self._undeclared(name, tool)
-            if policy.effect == "reads" and (spots := read_tool(tool.fn)):
-                spot = spots[0]
-                yield Finding(
-                    kind="writes",
-                    title=f"{name} says that it reads, but {spot.what} looks like writing",
-                    where=f"{relative(spot.file)}:{spot.line}",
-                    why="A reading tool may be repeated at any time.",
-                    fix='effect="idempotent" with a key, or effect="at_most_once"; or end the line with # killick: ok',
-                )
 
     def _wakes(self, name: str, tool: Declared, story: Story, times: int) -> Finding:
         said = (

@@ -9,12 +9,12 @@ import msgspec
 
 FindingKind = Literal[
     "twice", "lost", "differs", "hangs", "fails", "outside", "keeps", "swallows", "sleeps", "tasks", "undeclared",
-    "not_undone", "fragile", "writes", "wakes", "expires", "unreached",
+    "not_undone", "fragile", "wakes", "expires", "unreached",
 ]  # fmt: skip
 Weight = Literal["fault", "advice"]
 Verdict = Literal["faults", "warnings", "incomplete", "sound"]
 
-ADVICE: Final[frozenset[FindingKind]] = frozenset({"undeclared", "fragile", "writes", "wakes", "expires", "unreached"})
+ADVICE: Final[frozenset[FindingKind]] = frozenset({"undeclared", "fragile", "wakes", "expires", "unreached"})
 """The findings that only inform. All others break something."""
 
 
