@@ -59,6 +59,7 @@ _CHANGING: Final = frozenset(
      "update"}
 )  # fmt: skip
 
+
 def read_agent(agent: AnyAgent) -> list[Spot]:
     """Returns the problems in an agent's code, and in the functions of its module that it calls."""
     found: list[Spot] = []
