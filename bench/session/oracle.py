@@ -1,7 +1,7 @@
 """An offline oracle: knows every reference to come, and pays the same prices under the same rules.
 
-The same window renders for it: the same tombstones, the last three turns whole, turns folded only when
-the budget forces it and the oldest first, a fault for whatever is needed and out. Who decides is another.
+The same window renders for it: the same tombstones, the same tools on demand, the last three turns whole, turns folded
+only when the budget forces it and the oldest first, a fault for whatever is needed and out. Who decides is another.
 
 1. From the script it learns when each result is needed, or asked for again, for the last time.
 2. A dynamic program over the times of batches, O(T²): between two batches everything stays; at a batch every result

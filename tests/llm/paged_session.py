@@ -1,5 +1,5 @@
 """A session of many turns that does all that a window has to do with: pages leave, are recalled, asked for again from
-the record, read again and found the same or changed.
+the record, read again and found the same or changed, and tools are stubs until they are wanted.
 
 The model is a function of what it is sent, so that it says the same whatever process asks it.
 """
@@ -41,10 +41,11 @@ SCRIPT: Final[tuple[tuple[Call, ...], ...]] = (
     *((read(number),) for number in range(7)),
     (read(0), Call("paged_now", {"what": "tide"})),
     (recall(1), read(2)),
+    (Call("paged_ship_5", {"where": "Bremen"}),),
     (Call("paged_ship_5", {"where": "Bremen", "how": "slowly"}),),
     (Call("paged_write", {"path": "file_1.py", "text": "written"}),),
     (read(1), read(3)),
-    (Call("paged_now", {"what": "tide"}),),
+    (Call("find_tools", {"query": "paged_ship_2"}), Call("paged_now", {"what": "tide"})),
     (Call("paged_ship_2", {"where": "Oslo"}), Call("recall", {"handle": "m999"})),
     (Call("paged_now", {"what": "moon"}), Call("nobody", {})),
     *((read(number),) for number in (4, 5, 6)),
@@ -150,11 +151,15 @@ async def write_file(path: str, text: str, key: killick.Key = killick.KEY) -> st
 
 
 def _ship(number: int) -> Any:
+    about = " ".join(
+        f"Rule {line} of ship {number}: {_WORDS[line % len(_WORDS)]} before all else." for line in range(40)
+    )
+
     async def ship(where: str, how: str = "fast", key: killick.Key = killick.KEY) -> str:
         THERE.far.do(f"ship {number} {where} {how}", key)
         return f"ship {number} goes to {where}, {how}"
 
-    ship.__doc__ = f"Send ship {number}."
+    ship.__doc__ = f"Send ship {number}. {about}"
     return killick.tool(name=f"paged_ship_{number}", effect="idempotent")(ship)
 
 

@@ -19,7 +19,7 @@ import killick
 from killick.model import events as e
 from killick.model import page_events
 from processes import told
-from proxy.agents import Loop, text_of
+from proxy.agents import READ, Loop, text_of, tool
 from proxy.provider import Desk, Fails, Says, desk
 from window.published import faults
 
@@ -226,6 +226,38 @@ def test_a_model_that_asks_for_ever_is_stopped(here: Desk, shape: str, streams: 
         assert "recall" not in json.dumps(agent.messages)
         here.provider.replies(Says("Well."))
         assert agent.tell("And?") == "Well."
+    assert refused(here, shape) == []
+
+
+OPTIONS: dict[str, Any] = {
+    f"option_{number}": {"type": "string", "description": "Some option. " * 8} for number in range(6)
+}
+MANY = [
+    tool(f"tool_{number}", f"Does thing {number}. " + "It does so with care. " * 8, path="string", **OPTIONS)
+    for number in range(12)
+]
+
+
+@pytest.mark.gate(1)
+@each_form
+def test_a_stub_that_is_called_is_answered_with_its_schema_and_then_run(here: Desk, shape: str, streams: bool) -> None:
+    given = {"path": "x"} | {f"option_{each}": "y" for each in range(6)}
+    here.provider.replies(
+        Says("", [("tool_7", {})]), Says("", [("tool_7", given)]), Says("Done.", [("tool_7", given)]), Says("Over.")
+    )
+    ran: list[str] = []
+
+    def run(name: str, arguments: dict[str, Any]) -> str:
+        ran.append(name)
+        return "ok"
+
+    with here.proxied() as url, Loop(url, shape, streams=streams, tools=[*MANY, READ], run=run) as agent:
+        assert agent.tell("Do it.") == "Over."
+    assert ran == ["tool_7", "tool_7"], "not the first time, when it knew nothing of the tool but its name"
+    first, second = here.provider.bodies[:2]
+    assert len(json.dumps(first["tools"])) < len(json.dumps(MANY)) / 3
+    assert "option_5" in next(iter(results(second).values()))
+    assert len({json.dumps(body["tools"]) for body in here.provider.bodies}) == 1
     assert refused(here, shape) == []
 
 

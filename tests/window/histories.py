@@ -298,7 +298,7 @@ def tools_of(form: Chat, rng: Random, *, most: int = 40) -> list[Any]:
     if rng.random() < 0.1:
         return []
     names = ["read_file", "write_file", "search", "run_tests", "fetch", "look"]
-    names += [name for name in ("recall", "killick_recall", "a-B_9", "x" * 64) if rng.random() < 0.15]
+    names += [name for name in ("recall", "find_tools", "killick_recall", "a-B_9", "x" * 64) if rng.random() < 0.15]
     names += [
         f"crm_{word}-{at}" for at, word in enumerate(rng.choices(("get", "put", "list"), k=rng.randint(0, most - 12)))
     ]

@@ -455,11 +455,7 @@ def test_errors_pinned_pages_and_the_last_turns_leave_only_when_nothing_else_can
         starts = [0, *turns(shape, moment.given)]
         recent = starts[-min(RECENT_TURNS, len(starts))]
         pinned = pins(all_moments, at, "asked", "fault")
-        # A copy that had left as such may be among turns that leave whole.
-        gone = {page.handle for page in all_moments[at - 1].pages if not page.resident} if at else set[str]()
         for page in left(moment).values():
-            if page.handle in gone:
-                continue
             if page.error or content_of(moment, page.handle) in pinned:
                 assert not results(spared(shape, moment, pinned, starts[-1])), page
             elif page.message >= recent:

@@ -166,7 +166,7 @@ class Windows(_Part, frozen=True):
     faults: tuple[Fault, ...]
     pins: tuple[Pin, ...]
     left: int
-    """The number of distinct evicted pages, without duplicates."""
+    """The number of distinct evicted pages, without duplicates and schemas."""
     wanted: int
     """How often one of these was requested again."""
     thrashed: tuple[str, ...]
@@ -332,7 +332,8 @@ class _ReportBuilder:
         fills = (WindowShare(kind=kind, tokens=filled.kinds[kind], pieces=filled.counts[kind]) for kind in KINDS)
         calls = tuple(_sent(number, line) for number, line in enumerate(self.lines, 1))
         batches = [each for each in self.evictions if each.because in ("pays", "budget")]
-        wanted = [fault.page for fault in self.faults]
+        wanted = [fault.page for fault in self.faults if fault.how in ("recalled", "repeated", "reread")]
+        wanted = [page for page in wanted if not page.startswith("tool:")]
         return Windows(
             version=WINDOWS_VERSION, run=self._run, at=calls[-1], messages=filled.messages, budget=self.budget,
             fills=tuple(fill for fill in fills if fill.pieces), pages=tuple(self._pages()),

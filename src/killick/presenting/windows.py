@@ -18,7 +18,7 @@ WASTES: Final = {
     "duplicate": ("duplicate", "already in the same request"),
 }
 EVICTIONS: Final = {
-    "pays": "it pays", "budget": "for the budget", "duplicate": "already elsewhere",
+    "pays": "it pays", "budget": "for the budget", "duplicate": "already elsewhere", "unused": "not in use",
     "superseded": "superseded by a later read", "written": "written since",
 }  # fmt: skip
 NOT_HELD: Final = "no window was used; killick.loop(…, budget=…) or killick.Window keeps one"

@@ -81,7 +81,7 @@ class OutgoingRequest(msgspec.Struct):
     body: bytes | None = None
     decisions: Sequence[Decision] = ()
     own: frozenset[str] = frozenset()
-    """The tools whose calls the window answers."""
+    """The tools whose calls the window answers: its own, and stubs."""
     note: str = ""
 
 
@@ -159,7 +159,7 @@ class ProxyRequest:
                 sent = window.render(history, asked.tools, system=asked.system)
             body = self._wire.body(asked, sent.messages, sent.tools)
             given = {_tool_name(tool) for tool in asked.tools}
-            own = {name for tool in sent.tools if (name := _tool_name(tool)) not in given}
+            own = {name for tool in sent.tools if (name := _tool_name(tool)) not in given or window.is_stub(name)}
             return OutgoingRequest(body, msgspec.json.encode(body), decisions, frozenset(own))
         except Exception as error:
             logger.warning(

@@ -31,7 +31,7 @@ from killick.window.messages import (
     unmarked,
 )
 
-PageKind: TypeAlias = Literal["result", "file", "document", "message", "turns"]
+PageKind: TypeAlias = Literal["result", "file", "document", "message", "schema", "turns"]
 Stale: TypeAlias = Literal["superseded", "written"]
 Tokens: TypeAlias = Callable[[str], int]
 Reads: TypeAlias = Callable[[str, Mapping[str, Any]], bool]
@@ -135,23 +135,25 @@ class Turn(msgspec.Struct):
 class History:
     """The history so far, parsed once."""
 
-    def __init__(self, shape: Shape, tokens: Tokens, reads: Reads | None, *, smallest: int, own: str) -> None:
+    def __init__(self, shape: Shape, tokens: Tokens, reads: Reads | None, *, smallest: int, own: Iterable[str]) -> None:
         self._shape: Shape = shape
         self._tokens = tokens
         self._reads = reads or reads_by_name
         self._smallest = smallest
-        self.own = own
-        """The name of the window's own tool."""
+        self.own: tuple[str, ...] = tuple(own)
+        """The names of recall and find_tools."""
         self.messages: list[Any] = []
         self.read: list[Message] = []
         self.sizes: list[int] = []
         self._bare: list[int] = [0]
         """The tokens before each message."""
         self.said_tokens = 0
-        """The total, without the results of the window's own tool."""
+        """The total, without the results of the window's own tools."""
         self.pages: dict[str, Page] = {}
         self.at: list[tuple[Page, ...]] = []
         self.turns: list[Turn] = []
+        self.called: dict[str, int] = {}
+        """When each tool was last called."""
         self._calls: dict[str, Call] = {}
         self._versions: dict[str, list[Page]] = {}
         self._by_hash: dict[str, list[Page]] = {}
@@ -207,10 +209,10 @@ class History:
         return fingerprint("\n".join(said))[:MARK_CHARS]
 
     def answers_own(self, page: Page) -> bool:
-        """Returns whether it answers a call of the window's own tool."""
+        """Returns whether it answers a call of the window's own tools."""
         part = next(part for part in self.read[page.index].parts if part.at == page.part)
         call = self._calls.get(part.call)
-        return call is not None and call.name == self.own
+        return call is not None and call.name in self.own
 
     def summary(self, first: int, last: int) -> tuple[str, int]:
         """Returns a range of messages in one line, and its size."""
@@ -264,6 +266,7 @@ class History:
             self.turns[-1].replied = index + 1
             for call in said.calls:
                 self._calls[call.id] = call
+                self.called[call.name] = self.turn
         self._uses(said)
         pages = tuple(self._page(index, said, part) for part in said.parts if self._is_pageable(said, part))
         self.at.append(pages)
@@ -271,10 +274,10 @@ class History:
             self._settle(page, self._words(said, page))
 
     def _is_own(self, said: Message) -> bool:
-        """Returns whether a message contains only calls or results of the window's own tool."""
+        """Returns whether a message contains only calls or results of the window's own tools."""
         calls = said.calls or [self._calls.get(part.call) for part in said.parts if part.is_result]
         words = any(part.text for part in said.parts if not part.is_result)
-        return bool(calls) and not words and all(call is not None and call.name == self.own for call in calls)
+        return bool(calls) and not words and all(call is not None and call.name in self.own for call in calls)
 
     def _is_pageable(self, said: Message, part: Part) -> bool:
         # Model replies are evicted only with their whole turn: a model would imitate their tombstones.
@@ -307,7 +310,7 @@ class History:
 
     def _recalled(self, call: Call, part: Part) -> Page | None:
         """Maps a recall's result to its original page."""
-        if call.name != self.own:
+        if call.name not in self.own:
             return None
         named = tombstones.named(as_json(call.arguments))
         page = self.pages.get(named[0]) if len(named) == 1 else None

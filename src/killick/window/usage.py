@@ -40,8 +40,8 @@ LONG_TOKENS: Final = 512
 WASTE_TOKENS_MIN: Final = 32
 """Smaller waste is not reported."""
 
-OWN_TOOLS: Final = frozenset({"recall", "killick_recall"})
-"""The names of the window's own tool, which is never waste."""
+OWN_TOOLS: Final = frozenset({"recall", "find_tools", "killick_recall", "killick_find_tools"})
+"""The window's own tools, which are never waste."""
 
 
 class EvictedPart(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class RequestUsage(msgspec.Struct, frozen=True):
 
 
 class Schema(NamedTuple):
-    """A tool in a request; `saves` is negative for the window's own."""
+    """A tool in a request; `saves` is its stub's saving, or the window's own cost."""
 
     name: str
     tokens: int
@@ -194,7 +194,7 @@ class UsageTracker:
         return RequestUsage(len(given), tokens, without, kinds, counts, sums.stale, sums.duplicate)
 
     def schemas(self, tools: Sequence[Any]) -> tuple[Schema, ...]:
-        """Returns the tools of a request with their sizes."""
+        """Returns the tools of a request with their sizes; for a stub, its saving."""
         if self._schemas[0] != tools:
             self._schemas = (tools, tuple(map(self._schema, tools)))
         return self._schemas[1]
@@ -202,9 +202,10 @@ class UsageTracker:
     def _schema(self, tool: Any) -> Schema:
         function = of(tool, "function") or tool
         name = str(of(function, "name") or of(tool, "type") or "a tool")
-        tokens = size_of(tool, self._tokens)
-        # Without a window its own tool would not be there.
-        return Schema(name, tokens, -tokens if name in OWN_TOOLS and _takes(function) == {"handle"} else 0)
+        tokens, left = size_of(tool, self._tokens), self.left.get(f"tool:{name}")
+        if name in OWN_TOOLS and _takes(function) in ({"handle"}, {"query"}):
+            return Schema(name, tokens, -tokens)  # without a window it would not be there
+        return Schema(name, tokens, max(left.tokens - tokens, 0) if left else 0)
 
     # current pieces -----------------------------------------------------------------------------
 

@@ -6,21 +6,21 @@ nothing; a decision counts when applied, so that a caller can record it first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
 
 from killick.errors import WindowRefused
-from killick.model.page_events import PageEvent, PageEvicted, PagePinned
+from killick.model.page_events import FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
 from killick.window import tombstones
 from killick.window.messages import Shape, as_json, of, shape_of
 from killick.window.pages import History, Page, Reads, Tokens, estimate, identify
 from killick.window.planner import PIN_TURNS, RECENT_TURNS, Decision, View, faulted, planned
 from killick.window.policy import Policy, Rates, WorkingSet
 from killick.window.renderer import Renderer
+from killick.window.schemas import Schemas
 from killick.window.state import WindowState, places
-from killick.window.toolbox import Toolbox
 
 PAGE_CHARS_MIN: Final = 400
 """A shorter part is no page: its tombstone would be as long."""
@@ -67,6 +67,7 @@ class Window:
         policy: Policy | None = None,
         rates: Rates | None = None,
         shape: Shape | None = None,
+        whole: Collection[str] = (),
         reads: Reads | None = None,
         record: Callable[[Decision], None] | None = None,
     ) -> None:
@@ -77,6 +78,7 @@ class Window:
         policy   chooses evictions
         rates    the relative prices of cached and written tokens
         shape    the wire format, if the messages do not show it
+        whole    tools whose schemas are always sent whole
         reads    whether a tool call only reads; default: by its name
         record   receives every decision of `fit`, `answer` and `pin`
         """
@@ -89,15 +91,17 @@ class Window:
         self.budget = budget
         self.rates = rates or Rates()
         self._options: Any = {
-            "tokens": tokens, "policy": policy, "rates": rates, "shape": shape, "reads": reads, "record": record,
+            "tokens": tokens, "policy": policy, "rates": rates, "shape": shape, "whole": whole, "reads": reads,
+            "record": record,
         }  # fmt: skip
-        self._tokens_of: Tokens = tokens or estimate
+        self._tokens: Tokens = tokens or estimate
         self._policy: Policy = policy or WorkingSet()
         self._shape: Shape | None = shape
+        self._whole = frozenset(whole)
         self._reads = reads
         self._record = record
         self._decided = WindowState()
-        self._tools: Toolbox | None = None
+        self._schemas: Schemas | None = None
         self._history: History | None = None
         self._rendering: Renderer | None = None
         self._system: tuple[Any, int] = (None, 0)
@@ -109,8 +113,11 @@ class Window:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The name of the window's own tool, once the caller's are known."""
-        return () if self._tools is None else (self._tools.recall_name,)
+        """The names of the window's own tools, once the caller's are known."""
+        schemas = self._schemas
+        if schemas is None:
+            return ()
+        return (schemas.recall_name, schemas.find_name) if schemas.stubs else (schemas.recall_name,)
 
     # use in any loop ------------------------------------------------------------------------------
 
@@ -171,11 +178,16 @@ class Window:
 
     def answering(self, name: str, arguments: Mapping[str, Any] | str, *, stable: bool = False) -> Answer | None:
         """Returns the answer to a call, and its decisions."""
-        if self._tools is None or self._history is None or self._rendering is None:
+        if self._schemas is None or self._history is None or self._rendering is None:
             return None
-        view = self._viewed(self._history, self._rendering, self._tools)
-        if name == view.tools.recall_name:
+        view = self._viewed(self._history, self._rendering, self._schemas)
+        if name == view.schemas.recall_name:
             return self._recalled(_given(arguments), view)
+        if name == view.schemas.find_name and view.schemas.stubs:
+            return self._found(_given(arguments), view)
+        if self._is_stub(name, view):
+            # Recorded each time: on replay it shows that the tool was not run.
+            return Answer(view.schemas.called_text(name), decisions=self._shown([name], "called", view, again=True))
         return self._repeated(name, arguments, view) if stable else None
 
     def apply(self, decisions: Iterable[Decision | PageEvent]) -> None:
@@ -183,6 +195,8 @@ class Window:
         for decision in decisions:
             event = decision.event if isinstance(decision, Decision) else decision
             self._decided.apply(event)
+            if isinstance(event, PageEvicted) and event.because == "unused":
+                self._schemas = None
             if self._rendering is None:
                 continue
             if isinstance(event, PageEvicted):
@@ -196,10 +210,16 @@ class Window:
         view = self._view(messages, tools or (), system)
         rendered = view.rendering.render()
         tokens = view.fixed + view.rendering.tokens
-        without = view.system_tokens + view.tools.tokens_given + view.history.said_tokens
+        without = view.system_tokens + view.schemas.tokens_whole + view.history.said_tokens
         return Sent(
-            rendered, list(view.tools.sent), tokens, without, max(0, tokens - self.budget), view.history.turn
+            rendered, list(view.schemas.sent), tokens, without, max(0, tokens - self.budget), view.history.turn
         )  # fmt: skip
+
+    def is_stub(self, name: str) -> bool:
+        """Returns whether the model has seen only a tool's stub: a call of it is answered with the schema."""
+        if self._schemas is None or self._history is None or self._rendering is None:
+            return False
+        return self._is_stub(name, self._viewed(self._history, self._rendering, self._schemas))
 
     def page(self, handle: str) -> Page | None:
         """Returns the page of a handle, resident or not."""
@@ -222,8 +242,8 @@ class Window:
 
     def _seen(self, messages: Sequence[Any], tools: Sequence[Any], system: Any) -> tuple[History, Renderer]:
         if system is not self._system[0]:
-            self._system = (system, 0 if system is None else self._tokens_of(_text(system)))
-        toolbox = self._toolbox(tools, messages)
+            self._system = (system, 0 if system is None else self._tokens(_text(system)))
+        schemas = self._schemas_of(tools, messages)
         history, rendering = self._history, self._rendering
         # A history that was just planned for need not be compared again.
         is_known = messages is self._planned and history is not None and len(messages) == len(history.messages)
@@ -238,37 +258,63 @@ class Window:
                 self._decided.drop_from(common, min([common, *turns[-RECENT_TURNS:]]), len(turns))
                 history = None
         if history is None or rendering is None:
-            own = toolbox.recall_name
+            own = (schemas.recall_name, schemas.find_name)
             shape: Shape = self._shape or "openai"
-            history = History(shape, self._tokens_of, self._reads, smallest=PAGE_CHARS_MIN, own=own)
-            rendering = Renderer(history, self._decided, self._tokens_of, shape, own)
+            history = History(shape, self._tokens, self._reads, smallest=PAGE_CHARS_MIN, own=own)
+            rendering = Renderer(history, self._decided, self._tokens, shape, schemas.recall_name)
             self._history, self._rendering = history, rendering
         history.extend(messages[len(history.messages) :])
         if (first := self._decided.look(history)) is not None:
             rendering.forget(first)
         return history, rendering
 
-    def _toolbox(self, tools: Sequence[Any], messages: Sequence[Any] = ()) -> Toolbox:
-        found = self._tools
-        if found is not None and found.same(tools):
-            return found
+    def _schemas_of(self, tools: Sequence[Any], messages: Sequence[Any] = ()) -> Schemas:
+        schemas = self._schemas
+        if schemas is not None and schemas.same(tools):
+            return schemas
         shape = self._shape or shape_of(messages, tools)
         if shape is not None and self._shape is None:
             self._shape, self._history = shape, None
-        self._tools = Toolbox(tools, self._shape or "openai", self._tokens_of)
-        return self._tools
+        stubs = self._decided.stubs if self._decided.stubs else None
+        self._schemas = Schemas(tools, self._shape or "openai", self._tokens, whole=self._whole, stubs=stubs)
+        return self._schemas
 
     def _view(self, messages: Sequence[Any], tools: Sequence[Any], system: Any) -> View:
         history, rendering = self._seen(messages, tools, system)
-        return self._viewed(history, rendering, self._toolbox(tools))
+        return self._viewed(history, rendering, self._schemas_of(tools))
 
-    def _viewed(self, history: History, rendering: Renderer, tools: Toolbox) -> View:
+    def _viewed(self, history: History, rendering: Renderer, schemas: Schemas) -> View:
         return View(
-            history, self._decided, rendering, tools, self._tokens_of, self._policy, self.rates, self.budget,
+            history, self._decided, rendering, schemas, self._tokens, self._policy, self.rates, self.budget,
             self._system[1],
         )  # fmt: skip
 
-    # answers of the window's own tool -----------------------------------------------------------------
+    # answers of the window's tools --------------------------------------------------------------------
+
+    def _is_stub(self, name: str, view: View) -> bool:
+        """Returns whether the model has seen only a tool's stub: a schema shown now is read with its next reply."""
+        if name not in view.schemas.stubs or name in view.history.called:
+            return False
+        return self._decided.shown.get(name, view.history.turn) >= view.history.turn
+
+    def _shown(
+        self, names: Iterable[str], how: FaultedHow, view: View, *, again: bool = False
+    ) -> tuple[Decision, ...]:  # fmt: skip
+        """Returns the schemas to show now."""
+        return tuple(
+            Decision(
+                PageFaulted(
+                    at=0, page=f"tool:{name}", how=how, tokens=view.schemas.whole_tokens(name), turn=view.history.turn
+                ),
+                {"source": name},
+            )
+            for name in names
+            if name in view.schemas.stubs and (again or name not in self._decided.shown)
+        )
+
+    def _found(self, query: str, view: View) -> Answer:
+        found = view.schemas.find(query) if query.strip() else []
+        return Answer(view.schemas.found_text(found), decisions=self._shown(found, "found", view))
 
     def _recalled(self, given: str, view: View) -> Answer:
         handles = tombstones.named(given)
@@ -284,6 +330,11 @@ class Window:
 
     def _page_recalled(self, handle: str, view: View) -> Answer:
         history = view.history
+        if handle.startswith("tool:"):
+            name = handle.removeprefix("tool:")
+            if name not in view.schemas.stubs:
+                return Answer(f"error: no tool called {name} has left the window", failed=True)
+            return Answer(view.schemas.text(name), decisions=self._shown([name], "recalled", view))
         page = history.pages.get(handle)
         if page is None:
             covered = places(handle)
@@ -320,8 +371,8 @@ def _text(system: Any) -> str:
 
 
 def _given(arguments: Mapping[str, Any] | str) -> str:
-    """Returns a model's value for the single argument of the window's own tool, under any name."""
+    """Returns a model's value for the single argument of the window's own tools, under any name."""
     if isinstance(arguments, str):
         return arguments
-    given = of(arguments, "handle") or next(iter(arguments.values()), "")
+    given = of(arguments, "handle") or of(arguments, "query") or next(iter(arguments.values()), "")
     return given if isinstance(given, str) else as_json(given)
