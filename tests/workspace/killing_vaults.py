@@ -22,17 +22,20 @@ from typing import Any
 from killick.store.sqlite import file as sqlite_file
 from killick.workspace.tree import Id
 from killick.workspace.vault import pack_writer
+from killick.workspace.vault import snapshot_writer as writing
 from killick.workspace.vault import vault as module
 from killick.workspace.vault.vault import Vault
 from workspace.vaults import Files, add, packed_bytes, publish, read, some_files
 
 WATCHED = (str(Path(module.__file__).parents[1]), str(sqlite_file.__file__))
 PACK_BYTES_MAX = 30_000
+LOOSE_BYTES_MAX = 8_000
 
 
 def opened(path: Path) -> Vault:
     vault = Vault(path)
     vault._packs.pack_bytes_max = PACK_BYTES_MAX
+    vault._packs.loose_bytes_max = LOOSE_BYTES_MAX
     return vault
 
 
@@ -113,6 +116,10 @@ def sweeping(vault: Vault, files: Files) -> None:
     vault.sweep()
 
 
+def compressing(vault: Vault, files: Files) -> None:
+    vault.compress()
+
+
 def restoring(vault: Vault, files: Files) -> None:
     with vault.lock("/w"):
         (first, *_) = vault.references()
@@ -122,6 +129,7 @@ def restoring(vault: Vault, files: Files) -> None:
 
 SCENES: dict[str, Callable[[Vault, Files], None]] = {
     "publishing": publishing, "abandoning": abandoning, "sweeping": sweeping, "restoring": restoring,
+    "compressing": compressing,
 }  # fmt: skip
 
 
@@ -194,6 +202,8 @@ def live_for_ever(path: Path, told: int, name: str, seed: int) -> None:
             if what < 0.75:
                 root = publish(vault, some_files(random.Random(own)), owner)
                 os.write(told, f"{owner} {root.hex()} {own}\n".encode())
+            elif what < 0.8:
+                vault.compress()
             elif what < 0.9:
                 os.write(told, f"{owner} forgets\n".encode())
                 vault.forget(owner)
@@ -261,6 +271,7 @@ def look_at_all(path: Path, wanted: Wanted, seed: int) -> Callable[[int], None]:
 def main() -> None:
     mode, folder, *numbers = sys.argv[1:]
     # Little is much here.
+    writing._COMPRESSED_BYTES_MAX = 15_000
     pack_writer._BUFFER_BYTES = 3_000
     if mode in SCENES:
         found = at_every_point(Path(folder), mode, *map(int, numbers))

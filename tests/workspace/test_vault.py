@@ -11,16 +11,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from killick.clock import ManualClock
 from killick.errors import SnapshotBroken, StoreClosed, StoreUnavailable
 from killick.workspace import tree
-from killick.workspace.vault import pack_writer, snapshot_writer
+from killick.workspace.vault import snapshot_writer
 from killick.workspace.vault.compression import compressed, decompressed
-from killick.workspace.vault.index import Index
 from killick.workspace.vault.vault import Reference, RestoreRecord, Swept, Vault
 from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
@@ -551,46 +549,3 @@ def test_a_file_that_holds_the_bytes_of_a_folder_hides_nothing_from_verification
         one.publish(tree.store_root(tree.Entry(b"", tree.FOLDER, 0o755, 1, 0, top), one.add), "", 1)
     flipped(packs(vault)[0], 100)
     assert len(vault.verify()) == 1
-
-
-def test_threads_that_add_much_at_once_leave_everything_whole(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_writer, "_BUFFER_BYTES", 20_000)
-    seed = draw_seed()
-    chance = random.Random(seed)
-    contents = [chance.randbytes(chance.randrange(8_000)) for _ in range(400)]
-    with vault.writing() as one:
-        with ThreadPoolExecutor(4) as threads:
-            refs = list(threads.map(one.add, contents))
-        one.publish(add(one, {}), "", 1)
-    assert [vault.load(ref) for ref in refs] == contents, seed
-    fresh = Vault(vault.path)
-    assert [fresh.load(ref) for ref in refs] == contents, seed
-    fresh.close()
-
-
-def test_everything_is_synced_before_it_is_published(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_writer, "_BUFFER_BYTES", 20_000)
-    written, unsynced = os.pwritev, dict[int, bool]()
-    sync = pack_writer._fdatasync
-
-    def pwritev(descriptor: int, chunks: list[bytes], start: int) -> int:
-        unsynced[os.fstat(descriptor).st_ino] = True
-        return written(descriptor, chunks, start)
-
-    def fdatasync(descriptor: int) -> None:
-        unsynced[os.fstat(descriptor).st_ino] = False
-        sync(descriptor)
-
-    publish_rows = Index.publish
-
-    def published(*arguments: Any, **options: Any) -> None:
-        assert unsynced
-        assert not any(unsynced.values())
-        publish_rows(*arguments, **options)
-        unsynced.clear()
-
-    monkeypatch.setattr(os, "pwritev", pwritev)
-    monkeypatch.setattr(pack_writer, "_fdatasync", fdatasync)
-    monkeypatch.setattr(Index, "publish", published)
-    publish(vault, some_files(random.Random(5), 50))
-    assert unsynced == {}

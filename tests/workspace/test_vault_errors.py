@@ -19,6 +19,7 @@ from killick import permissions
 from killick.errors import KillickError, StoreBroken, StoreBusy, StoreError, StoreFormat, StoreUnavailable
 from killick.workspace.vault import locks, pack_writer, sweep
 from killick.workspace.vault import packs as packs_module
+from killick.workspace.vault import snapshot_writer as writing
 from killick.workspace.vault.index import Index
 from killick.workspace.vault.vault import Vault
 from workspace.vaults import add, packed_bytes, packs, publish, read
@@ -288,11 +289,12 @@ def abandon(vault: Vault) -> None:
 
 @pytest.mark.gate(3)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
-@pytest.mark.parametrize("do", [publish_more, abandon, Vault.sweep])
+@pytest.mark.parametrize("do", [publish_more, abandon, Vault.sweep, Vault.compress])
 def test_whichever_call_of_the_system_fails_nothing_is_lost_and_the_next_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: Callable[[Vault], object], number: int
 ) -> None:
     failures = 0
+    monkeypatch.setattr(writing, "_COMPRESSED_BYTES_MAX", 20_000)
     monkeypatch.setattr(pack_writer, "_BUFFER_BYTES", 10_000)
     for count in range(1, 200):
         vault = Vault(tmp_path / f"files {count}")

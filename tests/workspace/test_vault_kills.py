@@ -43,6 +43,7 @@ def run(mode: str, folder: Path, *numbers: int) -> dict[str, Any]:
         ("abandoning", 15, 25),
         ("restoring", 3, 12),
         ("sweeping", 30, 40),
+        ("compressing", 40, 25),
     ],
 )
 def test_dying_before_any_call_leaves_every_snapshot_whole(tmp_path: Path, scene: str, step: int, points: int) -> None:

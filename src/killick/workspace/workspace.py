@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from killick.clock import Clock, SystemClock
-from killick.errors import SnapshotBroken, WorkspaceRefused
+from killick.errors import KillickError, SnapshotBroken, WorkspaceRefused
 from killick.logger import get_logger
 from killick.permissions import make_folder
 from killick.workspace import processes, tree
@@ -34,6 +34,8 @@ logger: Final = get_logger("killick")
 CHECK_SHARE: Final = 0.05
 """The fraction of time spent on full scans, despite the kernel's reports; small folders always get them."""
 SAVE_SECONDS: Final = 30.0
+_SLICE_SECONDS: Final = 0.2
+_CLOSE_SECONDS: Final = 1.0
 ROUNDS_MAX: Final = 3
 RUN: Final = "{run}"
 """Replaced by the run's id in a path, so that each run has its own folder."""
@@ -104,6 +106,8 @@ class Workspace:
         self._published: dict[str, Id] = {}
         self._sweeps = -1
         self._saved_us = 0
+        self._packing: threading.Thread | None = None
+        self._closing = False
 
     def __enter__(self) -> Workspace:
         return self
@@ -230,11 +234,25 @@ class Workspace:
                 self._published[owner], self._sweeps = root, writing.sweeps
         alive = tuple(processes.alive(self.path, holder=os.environ.get(HOLDER_ENV, ""))) if check else ()
         self._save(at_us, always=not self._saved_us)
+        if scanner.changed:
+            self._compress()
         files, size = scanner.totals
         return Snapshot(
             root=root, files=files, size_bytes=size, changed=scanner.changed, processes=alive,
             left_out=tuple(scanner.left_out),
         )  # fmt: skip
+
+    def _compress(self) -> None:
+        """Compresses in the background what was stored uncompressed to save time."""
+        if self._packing is not None and self._packing.is_alive():
+            return
+        self._packing = threading.Thread(target=self._compressed, args=(self.vault,), name="killick-pack", daemon=True)
+        self._packing.start()
+
+    def _compressed(self, vault: Vault) -> None:
+        with contextlib.suppress(KillickError):  # the next capture or prune compresses it
+            while not self._closing and vault.compress(seconds=_SLICE_SECONDS):
+                pass
 
     def _save(self, at_us: int, *, always: bool) -> None:
         """Saves the scan cache. A failure is harmless: it is only a cache."""
@@ -331,6 +349,11 @@ class Workspace:
             thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown(wait=True)
+        if self._packing is not None:
+            self._packing.join(_CLOSE_SECONDS)  # the next capture finishes the rest
+            self._closing = True
+            self._packing.join()
+            self._packing, self._closing = None, False
         with self._mutex:
             if self._scanner is not None:
                 self._save(self._clock.now_us(), always=True)

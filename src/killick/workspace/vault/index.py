@@ -6,7 +6,6 @@ Owns the transactions. An object without a row does not exist, even if a pack ho
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -128,6 +127,24 @@ class Index:
             found = db.execute(Q.pack_end, (pack,)).fetchone()
         return None if found is None else int(found[0])
 
+    def loose_packs(self) -> list[int]:
+        """Returns packs whose objects are to be compressed."""
+        with self._file.reading() as db:
+            return [number for (number,) in db.execute(Q.loose_packs)]
+
+    def members(self, pack: int) -> list[ObjectRow]:
+        """Returns a loose pack's objects in file order."""
+        with self._file.reading() as db:
+            ids: bytes = (db.execute(Q.members, (pack,)).fetchone() or (None,))[0] or b""
+            refs = [ids[at : at + 32] for at in range(0, len(ids), 32)]
+            found = [ObjectRow(ref, *row) for ref in refs for row in db.execute(Q.locate, (ref,))]
+        return sorted((each for each in found if each.pack == pack), key=lambda each: each.offset)
+
+    def settle(self, pack: int) -> None:
+        """Turns a loose pack into an ordinary one."""
+        with self._file.writing() as db:
+            db.execute(Q.forget_members, (pack,))
+
     def last_deleted_pack(self) -> int:
         """Returns the highest number of a deleted pack."""
         return self._number(Q.counter, "packs")
@@ -147,13 +164,19 @@ class Index:
 
     # publishing -------------------------------------------------------------------------------
 
-    def publish(self, rows: Sequence[ObjectRow], ends: Mapping[int, int], reference: Reference) -> None:
-        """Publishes a whole snapshot at once: its objects, the packs' lengths, and its owner."""
-        counts = Counter(row.pack for row in rows)
+    def publish(
+        self, rows: Sequence[ObjectRow], ends: Mapping[int, int], reference: Reference, *, loose: Collection[int] = ()
+    ) -> None:
+        """Publishes a whole snapshot at once: its objects, the packs' lengths, the loose packs, and its owner."""
+        ordered = sorted(rows)
+        members: dict[int, list[Id]] = {pack: [] for pack in ends}
+        for row in ordered:
+            members[row.pack].append(row.id)
         with self._file.writing() as db:
             # In index order, so that each index page is written once.
-            db.executemany(Q.put_object, sorted(rows))
-            db.executemany(Q.put_pack, ((pack, end, counts[pack]) for pack, end in ends.items()))
+            db.executemany(Q.put_object, ordered)
+            for pack, own in members.items():
+                db.execute(Q.put_pack, (pack, ends[pack], len(own), b"".join(own) if pack in loose else None))
             db.execute(Q.put_root, (reference.owner, reference.root, reference.at_us))
 
     def references(self, owner: str | None = None) -> list[Reference]:
@@ -218,10 +241,12 @@ class Index:
         self, moves: Sequence[tuple[ObjectRow, ObjectLocation]], ends: Mapping[int, int], dropped: Collection[int]
     ) -> None:
         """Moves objects to new locations, and deletes their former packs."""
-        counts = Counter(to.pack for _, to in moves)
+        counts = dict.fromkeys(ends, 0)
+        for _, to in moves:
+            counts[to.pack] += 1
         with self._file.writing() as db:
             db.executemany(Q.move_object, ((to.pack, to.offset, to.stored, was.id, was.pack) for was, to in moves))
-            db.executemany(Q.put_pack, ((pack, end, counts[pack]) for pack, end in ends.items()))
+            db.executemany(Q.put_pack, ((pack, end, counts[pack], None) for pack, end in ends.items()))
             db.executemany(Q.drop_pack, ((pack,) for pack in dropped))
             db.execute(Q.lift_counter, (max(dropped, default=0), "packs"))
 

@@ -19,19 +19,23 @@ from killick.workspace.vault.locks import explained, is_same_file, try_lock, unl
 PACK_BYTES_MAX: Final = 256 << 20
 """A pack of this length is closed for appending."""
 
+LOOSE_BYTES_MAX: Final = 32 << 20
+"""The same for a loose pack: short, so that compressing it is quick."""
+
 _CANDIDATES_MAX: Final = 1_000
 
 
 class Pack:
     """A locked pack, for appending or deletion."""
 
-    __slots__ = ("buffer", "descriptor", "end", "is_new", "is_used", "number", "published", "written")
+    __slots__ = ("buffer", "descriptor", "end", "is_new", "is_used", "number", "published", "synced", "written")
 
     def __init__(self, number: int, descriptor: int, end: int, *, is_new: bool = False) -> None:
         self.number = number
         self.is_new = is_new
         self.descriptor = descriptor
         self.published = end
+        self.synced = end
         self.written = end
         self.end = end
         self.is_used = False
@@ -46,6 +50,7 @@ class Packs:
         self.folder = folder
         self.place = place
         self.pack_bytes_max = PACK_BYTES_MAX
+        self.loose_bytes_max = LOOSE_BYTES_MAX
         self._above = os.fspath(folder)
         self._last: int | None = None
 
@@ -115,6 +120,11 @@ class Packs:
             pack = self._made(index)
             self._last = pack.number
             return pack
+
+    def take_new(self, index: Index) -> Pack:
+        """Returns a new pack."""
+        with explained(self.place):
+            return self._made(index)
 
     def _candidates(self, index: Index) -> Iterator[int]:
         if self._last is not None:

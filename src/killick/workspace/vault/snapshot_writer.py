@@ -14,6 +14,9 @@ from killick.workspace.vault.index import Index, ObjectRow, Reference
 from killick.workspace.vault.pack_writer import PackWriter
 from killick.workspace.vault.packs import Packs
 
+_COMPRESSED_BYTES_MAX: Final = 4 << 20
+"""Beyond this, new data is stored uncompressed, faster than copying files; `Vault.compress` compresses it later."""
+
 _LOOKUPS_MAX: Final = 200
 """Up to this many objects are looked up one by one; beyond it, all ids are read at once."""
 
@@ -31,6 +34,8 @@ class SnapshotWriter:
         self._place = place
         self._cipher = cipher
         self._appending = PackWriter(packs, index)
+        self._loose = PackWriter(packs, index, loose=True)
+        self._new_bytes = 0
         self._mutex = threading.Lock()
         self._added: dict[Id, object] = {}
         self._rows: list[ObjectRow] = []
@@ -50,10 +55,17 @@ class SnapshotWriter:
             return ref  # another thread is at it
         self._refuse_failed()
         try:
-            stored = bytes(compressed(data))
-            stored = stored if self._cipher is None else self._cipher.encrypt(stored)
-            pack, offset = self._appending.append(stored)
-            self._rows.append(ObjectRow(ref, pack, offset, len(stored), len(data)))
+            size = len(data)
+            self._new_bytes += size
+            if self._cipher is not None or self._new_bytes <= _COMPRESSED_BYTES_MAX:
+                # What is encrypted cannot be compressed later.
+                stored = bytes(compressed(data))
+                stored = stored if self._cipher is None else self._cipher.encrypt(stored)
+                pack, offset = self._appending.append(stored)
+            else:
+                stored = bytes(data)
+                pack, offset = self._loose.append(stored)
+            self._rows.append(ObjectRow(ref, pack, offset, len(stored), size))
         except BaseException as error:
             # Other threads may have relied on its presence.
             self._failed = str(error) or type(error).__name__
@@ -68,8 +80,8 @@ class SnapshotWriter:
                 raise SnapshotBroken(root.hex(), f"was not added to the vault {self._place}, so it cannot be published")
             rows, self._rows = self._rows, []
             try:
-                with self._appending.publishing() as ends:
-                    self._index.publish(rows, ends, Reference(root, owner, at_us))
+                with self._appending.publishing() as ends, self._loose.publishing() as loose:
+                    self._index.publish(rows, ends | loose, Reference(root, owner, at_us), loose=loose.keys())
             except BaseException as error:
                 self._failed = str(error) or type(error).__name__
                 raise
@@ -78,6 +90,7 @@ class SnapshotWriter:
         """Discards unpublished objects."""
         self._failed = self._failed or "it is over"
         self._appending.close()
+        self._loose.close()
 
     def _refuse_failed(self) -> None:
         if self._failed is not None:

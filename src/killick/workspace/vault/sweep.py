@@ -1,9 +1,12 @@
-"""Garbage collection of a vault.
+"""Garbage collection of a vault, and the compression of its loose packs.
 
 First, with writers excluded: marks all objects of the referenced snapshots, and deletes the rows of all others in one
 transaction. Then, with writers active: copies the live objects of mostly dead packs to others, moves their rows in one
 transaction, and only then deletes the old files. A reader with an old row finds the file gone and reads the index
 again. A crash at any point wastes space, and never loses an object.
+
+A large snapshot fills loose packs with uncompressed objects. Each is short and processed atomically: its objects are
+compressed into other packs, and it is deleted. So a crash leaves it either unchanged or gone.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import msgspec
 from killick.errors import SnapshotBroken
 from killick.workspace import tree
 from killick.workspace.tree import Id, Load
+from killick.workspace.vault.compression import compressed
 from killick.workspace.vault.index import Index, ObjectLocation, ObjectRow
 from killick.workspace.vault.locks import explained, unlock
 from killick.workspace.vault.pack_writer import PackWriter
@@ -95,7 +99,9 @@ def sweep(
         # Deletions need no space, and free some for the copies.
         for some in _batches([pack for pack in index.packs() if not live.get(pack, 0)], _AT_ONCE_MAX):
             _rewrite(index, packs, some)
-        worth = {pack for pack in index.packs() if is_mostly_garbage(packs.size_bytes(pack), live.get(pack, 0))}
+        settle(index, packs, lambda: False)
+        worth = index.packs().keys() - set(index.loose_packs())
+        worth = {pack for pack in worth if is_mostly_garbage(packs.size_bytes(pack), live.get(pack, 0))}
         for some in _batches(sorted(worth), _AT_ONCE_MAX):
             _rewrite(index, packs, some)
         _delete_orphans(index, packs)
@@ -149,8 +155,10 @@ def locking(packs: Packs, numbers: Iterable[int]) -> Generator[list[int], None, 
                 unlock(descriptor)
 
 
-def move_out(index: Index, packs: Packs, number: int, held: Sequence[ObjectRow]) -> None:
-    """Moves the remaining objects out of a locked pack, and deletes it. If one is damaged, all stay.
+def move_out(
+    index: Index, packs: Packs, number: int, held: Sequence[ObjectRow], pack_up: Callable[[bytes], bytes] = bytes
+) -> bool:
+    """Moves the remaining objects out of a locked pack, and deletes it. False: one is damaged, and all stay.
 
     The copies are synced before the rows move, in one transaction, and the pack is deleted after that. A reader with an
     old row finds the pack gone, and reads the index again.
@@ -161,12 +169,14 @@ def move_out(index: Index, packs: Packs, number: int, held: Sequence[ObjectRow])
         for each in sorted(held, key=lambda each: each.offset):
             stored = packs.read(ObjectLocation(*each[1:]))
             if isinstance(stored, str):
-                return
+                return False
+            stored = pack_up(stored)
             pack, offset = appending.append(stored)
             moves.append((each, ObjectLocation(pack, offset, len(stored), each.size)))
         with appending.publishing() as ends:
             index.move(moves, ends, [number])
         delete(packs, [number])
+        return True
     finally:
         appending.close()
 
@@ -183,3 +193,38 @@ def delete(packs: Packs, numbers: Iterable[int]) -> None:
     for number in numbers:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(packs.path(number))
+
+
+# compressing loose packs --------------------------------------------------------------------------
+
+
+def settle(index: Index, packs: Packs, is_over: Callable[[], bool]) -> int:
+    """Compresses loose packs, one by one, until the deadline; returns the bytes gained."""
+    gained = 0
+    for number in index.loose_packs():
+        if is_over():
+            break
+        gained += _settled(index, packs, number)
+    return gained
+
+
+def _settled(index: Index, packs: Packs, number: int) -> int:
+    with locking(packs, [number]) as locked:
+        if not locked:
+            return 0
+        size, stored = packs.size_bytes(number), 0
+
+        def pack_up(data: bytes) -> bytes:
+            nonlocal stored
+            packed = bytes(compressed(data))
+            stored += len(packed)
+            return packed
+
+        held = index.members(number)
+        if not held:
+            drop(index, packs, [number])
+        elif not move_out(index, packs, number, held, pack_up):
+            # Damaged: left for verification to report.
+            index.settle(number)
+            return 0
+        return size - stored

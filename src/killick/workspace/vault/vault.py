@@ -9,6 +9,7 @@ inside snapshots.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from killick.clock import Clock, SystemClock
-from killick.errors import SnapshotBroken, StoreBroken, StoreClosed
+from killick.errors import SnapshotBroken, StoreBroken, StoreBusy, StoreClosed
 from killick.lru import Lru
 from killick.model.cipher import Cipher
 from killick.permissions import make_folder
@@ -181,6 +182,20 @@ class Vault:
                 )
             finally:
                 self._cache.clear()
+
+    def compress(self, *, seconds: float | None = None) -> int:
+        """Compresses loose packs for about this long; returns the bytes gained. Skips if another process compresses or
+        sweeps."""
+        index = self._opened()
+        if index is None or not index.loose_packs():
+            return 0
+        clock = self._clock
+        until = math.inf if seconds is None else clock.monotonic() + seconds
+        try:
+            with self._one_sweeper(busy_seconds=0.0), explained(self._place):
+                return sweeping.settle(index, self._packs, lambda: clock.monotonic() >= until)
+        except StoreBusy:
+            return 0
 
     def verify(self, roots: Collection[Id] | None = None, progress: Progress | None = None) -> list[str]:
         """Reads all objects of snapshots (all of them, or these); returns the problems, in words."""

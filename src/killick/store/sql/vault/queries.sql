@@ -31,14 +31,24 @@ SELECT number, end FROM packs ORDER BY number
 
 -- The fullest first, so that few packs stay partly filled.
 -- name: open_packs
-SELECT number FROM packs WHERE end < ? ORDER BY end DESC LIMIT ?
+SELECT number FROM packs WHERE end < ? AND members IS NULL ORDER BY end DESC LIMIT ?
+
+-- name: loose_packs
+SELECT number FROM packs WHERE members IS NOT NULL ORDER BY number
+
+-- name: members
+SELECT members FROM packs WHERE number = ?
+
+-- name: forget_members
+UPDATE packs SET members = NULL WHERE number = ?
 
 -- name: pack_end
 SELECT end FROM packs WHERE number = ?
 
 -- name: put_pack
-INSERT INTO packs (number, end, objects) VALUES (?, ?, ?)
-ON CONFLICT (number) DO UPDATE SET end = excluded.end, objects = objects + excluded.objects
+INSERT INTO packs (number, end, objects, members) VALUES (?, ?, ?, ?)
+ON CONFLICT (number) DO UPDATE SET end = excluded.end, objects = objects + excluded.objects,
+    members = CAST(members || excluded.members AS BLOB)
 
 -- name: count_pack
 UPDATE packs SET objects = ? WHERE number = ?

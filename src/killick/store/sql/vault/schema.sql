@@ -10,11 +10,13 @@ CREATE TABLE objects (
     size INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- How far each pack is published. Bytes beyond that were never committed, and the next writer truncates them.
+-- How far each pack is published. Bytes beyond that were never committed, and the next writer truncates them. A loose
+-- pack was filled uncompressed: members are the ids of its objects in order, to be compressed later.
 CREATE TABLE packs (
     number INTEGER PRIMARY KEY,
     end INTEGER NOT NULL,
-    objects INTEGER NOT NULL
+    objects INTEGER NOT NULL,
+    members BLOB
 ) STRICT;
 
 -- The referenced snapshots, and their owners.
