@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from killick.workspace import Workspace
+from killick.workspace import Workspace, batch_reader
 from killick.workspace.vault.snapshot_writer import SnapshotWriter
 
 
@@ -30,6 +30,19 @@ def test_what_a_look_that_failed_had_heard_of_is_found_by_the_next(
         later = workspace.capture()
         assert workspace.read(first.root, "deep/er/a") == b"one"
         assert workspace.read(later.root, "deep/er/a") == b"two"
+
+
+def test_long_files_that_are_read_beside_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_reader, "_LONG_BYTES", 10)
+    monkeypatch.setattr(batch_reader, "_ALONE_BYTES", 30)
+    folder = tmp_path / "work"
+    for number in range(40):
+        (folder / f"{number % 4}").mkdir(parents=True, exist_ok=True)
+        (folder / f"{number % 4}" / f"{number}").write_text(f"{number}" * (number + 1))
+    with Workspace(folder, vault=tmp_path / "vault") as workspace:
+        found = workspace.capture()
+        for number in range(40):
+            assert workspace.read(found.root, f"{number % 4}/{number}") == (f"{number}" * (number + 1)).encode()
 
 
 def test_what_was_stored_for_a_snapshot_that_was_not_published_is_stored_again(

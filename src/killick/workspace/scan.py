@@ -14,14 +14,15 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from killick.clock import Clock
 from killick.logger import get_logger
 from killick.workspace import scan_cache, tree
-from killick.workspace.file_reader import CapturedFile, UnstableFile, closing, encoded, key_of, opened, read_file
+from killick.workspace.batch_reader import BatchReader, FileRequest, Found
+from killick.workspace.file_reader import CapturedFile, UnstableFile, closing, encoded, key_of, opened
 from killick.workspace.ignore import IGNORE_FILES, Rules
 from killick.workspace.inotify import Watch, is_trusted
 from killick.workspace.restore import PREFIX
@@ -53,19 +54,6 @@ class _Listing:
         self.to_read: dict[str, bool] = {}
         self.new: list[str] = []
         self.is_linked = False
-
-
-class _FileRequest(NamedTuple):
-    """Files of a folder to read, whether each is a regular file, and the folders that changed so far."""
-
-    path: str
-    folder: Folder
-    names: dict[str, bool]
-    changed: set[str]
-
-
-_Found = Mapping[str, CapturedFile | UnstableFile | None]
-"""Files of a folder by name, as read; None for one that vanished or cannot be read."""
 
 
 class Scanner:
@@ -104,7 +92,7 @@ class Scanner:
         self._may_watch = is_trusted(self._root)
         self._saved: Id | None = None
         self._deep: list[str] = []
-        self._to_read: list[_FileRequest] = []
+        self._reader = BatchReader(self._open, clock)
         self._force: Collection[str] = ()
         self._was_forced = False
         self._unwatched: set[str] = set()
@@ -149,7 +137,7 @@ class Scanner:
     def invalidate(self) -> None:
         """A scan failed, or its snapshot was not published. The next one scans everything, because the kernel's reports
         are consumed, and assumes nothing to be stored."""
-        self._to_read.clear()
+        self._reader.clear()
         self._was_forced = True
         self._generation = -1
 
@@ -293,7 +281,8 @@ class Scanner:
         folder.files, folder.folders, folder.ignored = found.files, found.folders, found.ignored
         (self._always_scanned.add if found.is_linked else self._always_scanned.discard)(path)
         if found.to_read:
-            self._to_read.append(_FileRequest(path, folder, found.to_read, changed))
+            sizes = {name: listed[name].st_size for name in found.to_read}
+            self._reader.add(FileRequest(path, folder, found.to_read, changed), sizes, writing)
         for name in found.folders if deep else found.new:
             below = f"{path}/{name}" if path else name
             self._scan_below(fd, below, found.folders[name], writing, set() if name in found.new else changed)
@@ -402,23 +391,10 @@ class Scanner:
     # files ------------------------------------------------------------------------------------
 
     def _read_files(self, writing: SnapshotWriter) -> None:
-        requests, self._to_read = self._to_read, []
-        for each in requests:
-            self._record(each.path, each.folder, self._read(each, writing), each.changed)
+        for to_read, found in self._reader.read_all(writing):
+            self._record(to_read.path, to_read.folder, found, to_read.changed)
 
-    def _read(self, request: _FileRequest, writing: SnapshotWriter) -> _Found:
-        try:
-            fd = self._open(request.path)
-        except OSError:
-            return dict.fromkeys(request.names)
-        with closing(fd):
-            at_ns = self._clock.now_us() * 1_000
-            return {
-                name: read_file(fd, name, writing.add, self._clock, at_ns, regular=is_regular)
-                for name, is_regular in request.names.items()
-            }
-
-    def _record(self, path: str, folder: Folder, found: _Found, changed: set[str]) -> None:
+    def _record(self, path: str, folder: Folder, found: Found, changed: set[str]) -> None:
         for name, each in found.items():
             known = folder.files.get(name)
             if isinstance(each, UnstableFile):
