@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from killick.text import meant, printable
+from killick.text import printable
 
 
 class KillickError(Exception):
@@ -241,15 +241,6 @@ class ExportBroken(KillickError):
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}; take another copy of it, or export the run again")
         self.place, self.reason = place, reason
-
-
-class FieldUnknown(KillickError):
-    """No recorded value has the field to redact; nothing would be redacted."""
-
-    def __init__(self, name: str, *, known: Iterable[str] = ()) -> None:
-        hint = meant(name.rpartition(".")[2], known, otherwise="name another field, or redact everything")
-        super().__init__(f"{name}: no recorded value has this field, so nothing would be redacted; {hint}")
-        self.name = name
 
 
 class ArchiveRefused(KillickError):

@@ -230,9 +230,7 @@ def test_a_replay_reads_an_encrypted_run_and_its_file(kd: killick.Client, tmp_pa
     (tmp_path / "r.export").write_bytes(kd.store.export("r"))
     for source in ("r", tmp_path / "r.export"):
         assert kd.replay(source, clerk, check=True).status == "completed"
-    redacted = kd.store.export("r", redact=True)
-    assert SECRET.encode() not in redacted
-    assert export.read(redacted).loaded().head("r") is not None
+    assert SECRET.encode() not in kd.store.export("r")
 
 
 def test_a_flipped_byte_of_an_encrypted_value_is_found(kd: killick.Client, tmp_path: Path) -> None:

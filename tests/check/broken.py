@@ -208,21 +208,7 @@ async def unstorable(run: killick.Run, slot: str) -> Any:
     return lambda: slot
 
 
-# 15. A reader that writes.
-
-
-@killick.tool(effect="reads")
-async def look_up(name: str) -> str:
-    Path("/tmp/seen").write_text(name)  # fault: writes_when_reading
-    return name
-
-
-@killick.agent
-async def writes_when_reading(run: killick.Run, name: str) -> str:
-    return await run.call(look_up, name)
-
-
-# 16. A question without an answer.
+# 15. A question without an answer.
 
 
 @killick.agent
@@ -231,7 +217,7 @@ async def no_default(run: killick.Run, slot: str) -> str:
     return await run.call(book, slot) if answer.approved else "no"
 
 
-# 17. Tasks of its own.
+# 16. Tasks of its own.
 
 
 @killick.agent

@@ -28,13 +28,12 @@ FAULTS = {
     "sleeps_in_a_thread": ("sleeps", "time.sleep()", "run.sleep"),
     "cannot_undo": ("not_undone", "book_flight is not undone", "compensate="),
     "unstorable": ("fails", "cannot store a function", "correct"),
-    "writes_when_reading": ("writes", "looks like writing", "effect="),
     "no_default": ("expires", "is not answered", "default="),
     "own_tasks": ("tasks", "asyncio.gather()", "run.gather"),
 }
 """By agent: the kind of fault, words of what is wrong, and words of what to write."""
 
-ADVICE = {"undeclared", "writes_when_reading", "no_default"}
+ADVICE = {"undeclared", "no_default"}
 
 
 def line_of(fault: str) -> int:

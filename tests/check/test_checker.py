@@ -127,7 +127,7 @@ def test_it_dies_everywhere_and_meets_every_trouble() -> None:
     assert not report.findings, str(report)
     assert report.left_alone == "completed"
     assert not report.cut_short
-    kinds = {"death", "redeploy", "timeout", "lost answer", "rate limit", "failing tool", "pause", "other answer"}
+    kinds = {"death", "timeout", "lost answer", "rate limit", "failing tool", "pause", "other answer"}
     assert kinds | {"deadline", "second death", ALONE} == report.ways.keys()
     assert report.ways["death"] > 60
     assert report.stories > 120

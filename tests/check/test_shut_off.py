@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import socket
 import sqlite3
@@ -180,30 +179,6 @@ def test_a_connection_that_was_open_before_carries_nothing(kind: str) -> None:
         server.shutdown()
     assert Counting.requests == ["/before"]
     assert found.where.endswith(f"test_shut_off.py:{line_of(asks, '# asks')}")
-
-
-def test_a_module_that_writes_on_import_is_not_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    seen = tmp_path / "seen"
-    (tmp_path / "shut_writer.py").write_text(
-        "import killick\n"
-        f"with open({str(seen)!r}, 'a') as seen:\n"
-        "    seen.write('x')\n"
-        "@killick.tool(effect='reads', name='shut_module_look')\n"
-        "async def look() -> int:\n"
-        "    return 1\n"
-        "@killick.agent(name='shut_module')\n"
-        "async def agent(run: killick.Run) -> int:\n"
-        "    return await run.call(look)\n"
-    )
-    report = check(importlib.import_module("shut_writer").agent)
-    assert seen.read_text() == "x"
-    assert report.left_alone == "completed"
-    assert "redeploy" not in report.ways
-    [found] = report.findings
-    assert found.title == f"no new release was rehearsed: open({str(seen)!r}, 'a') on import"
-    assert found.weight == "advice"
-    assert found.where.endswith("shut_writer.py:2")
 
 
 def test_a_pool_that_was_there_before_touches_nothing_for_agent_code(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`killick store export`: whole and redacted, and what each file says of itself."""
+"""`killick store export`: a file that holds one run, and a run of an archive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from claims import call
-from killick.archive.export import read
 
 APP = """
 import killick
@@ -57,34 +56,6 @@ def test_a_file_holds_one_run_and_can_be_verified_and_replayed(capsys: pytest.Ca
     assert call(capsys, "time", "replay", "a.killick", "--agent", "app.py:above").code == 0
     refused = call(capsys, "time", "replay", "a.killick", "--run", "b", "--agent", "app.py:below")
     assert (refused.code, refused.err) == (2, "killick: a.killick: is no archive of runs; leave --run out\n")
-
-
-def test_redacted_throughout_it_can_be_handed_to_anybody_and_still_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    data, told = exported(capsys, "--redact")
-    assert told.rstrip().endswith(", redacted")
-    assert b"annabel" not in data
-    assert b"example.org" not in data
-    assert call(capsys, "store", "verify", "a.killick").code == 0
-    assert call(capsys, "time", "replay", "a.killick", "--agent", "app.py:above").code == 0
-
-
-@pytest.mark.parametrize(
-    "how", [["--redact", "name"], ["--redact", "name,email"], ["--redact", "name", "--redact", "email"]]
-)
-def test_fields_are_named_one_by_one_or_together(capsys: pytest.CaptureFixture[str], how: list[str]) -> None:
-    data, told = exported(capsys, *how)
-    assert told.rstrip().endswith("name, email redacted" if "email" in " ".join(how) else "name redacted")
-    assert b"annabel" not in data
-    assert read("a.killick").header.run == "a"
-
-
-def test_a_field_that_is_not_there_is_one_line_and_makes_no_file(capsys: pytest.CaptureFixture[str]) -> None:
-    found = call(capsys, "store", "export", "a", "--redact", "nmae", "-o", "x.killick")
-    assert found.code == 2
-    assert found.err.startswith("killick: nmae: no recorded value has this field")
-    assert not Path("x.killick").exists()
-    both = call(capsys, "store", "export", "a", "--redact", "name", "--redact", "-o", "x.killick")
-    assert (both.code, "leave one of the two out" in both.err) == (2, True)
 
 
 def test_a_run_of_an_archive_is_replayed_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,9 +143,9 @@ def test_a_fork_of_a_fork_that_leaves_it_before_its_own_first_event_is_exported_
     for place in ("1:before", "3:after"):
         twice = kd.fork(fork.id, place, effects="live")
         assert kd.runtime.log.head(twice.id).base <= kd.runtime.log.head(fork.id).base
-        for data in (kd.store.export(twice.id), kd.store.export(twice.id, redact=True)):
-            assert verify(Log(read(data).loaded())).problems == []
-            assert followed(data).outcome == "beyond"
+        data = kd.store.export(twice.id)
+        assert verify(Log(read(data).loaded())).problems == []
+        assert followed(data).outcome == "beyond"
         kd.advance(twice.id)
         world.clear()
         agrees(kd.store.export(twice.id))

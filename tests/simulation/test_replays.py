@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from killick.archive.export import Export, export
-from killick.archive.redact import Redaction
 from killick.check.crashes import Story, simulate
 from killick.definitions.agents import AGENTS
 from killick.log import Log
@@ -57,26 +56,3 @@ def test_replay_comes_to_the_same_state_and_touches_nothing(name: str) -> None:
             assert replayed.outcome == "agrees", (str(story), row.run, replayed.divergence, replayed.beyond)
             assert replayed.state is not None
             assert timeless(replayed.state) == timeless(log.state(row.run)), (str(story), row.run)
-
-
-@every_agent
-def test_with_fields_redacted_it_is_still_followed_to_its_end(name: str) -> None:
-    story = simulate(SCENARIOS[name], seed=SEED)
-    log = Log(story.store)
-    for row in story.store.runs(RunQuery(), limit=100):
-        if b'"what":' not in export(log, row.run):
-            continue
-        data = export(log, row.run, redaction=Redaction(b"k" * 32, ("what",)))
-        replayed = Replay(Export(row.run, data), AGENTS.get(row.agent)).outcome()
-        assert replayed.outcome == "agrees", (row.run, replayed.divergence)
-
-
-@every_agent
-def test_with_everything_redacted_only_code_that_branches_on_values_parts_and_is_told_why(name: str) -> None:
-    story = simulate(SCENARIOS[name], seed=SEED)
-    data = export(Log(story.store), "run", redaction=Redaction(b"k" * 32))
-    replayed = Replay(Export("run", data), SCENARIOS[name].agent).outcome()
-    if name.startswith("stages"):
-        assert "the file is redacted" in str(replayed.divergence)
-    else:
-        assert replayed.outcome == "agrees", replayed.divergence

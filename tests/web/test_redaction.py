@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -11,7 +12,6 @@ import pytest
 from starlette.testclient import TestClient
 
 import killick
-from killick.archive.redact import Secrets
 from killick.errors import RunWaiting
 from killick.model.events import from_text, to_text
 from killick.store import MemoryStore
@@ -83,11 +83,10 @@ def test_thousands_of_values_are_found_as_one_pattern_would_find_them() -> None:
         return "".join(seed.choices(signs, k=chars))
 
     for _ in range(300):
-        values = [text(seed.randint(3, 6)) for _ in range(20)]
-        sought = Secrets(["x"], [{"x": values}])
-        assert sought.words is not None
+        values = sorted({text(seed.randint(3, 6)) for _ in range(20)}, key=len, reverse=True)
+        as_words = rf"(?<!\w)(?:{'|'.join(map(re.escape, values))})(?!\w)"
         document = text(200)
-        assert _Finder(frozenset(sought.known)).hidden(document) == sought.words.sub(HIDDEN, document)
+        assert _Finder(frozenset(values)).hidden(document) == re.sub(as_words, HIDDEN, document)
 
 
 def test_what_a_run_says_later_is_hidden_as_soon_as_it_is_on_record(kd: killick.Client) -> None:
@@ -127,12 +126,6 @@ def test_a_log_is_read_once_however_often_it_is_shown(kd: killick.Client, monkey
     assert read[1]["after"] > 0
 
 
-def test_a_run_is_exported_with_the_fields_that_it_has(kd: killick.Client) -> None:
-    mask = Redaction(kd, ["ssn", "iban"])
-    assert mask.redaction("r1") == ("ssn",)
-    assert SSN.encode() not in kd.store.export("r1", redact=mask.redaction("r1"))
-
-
 @killick.agent
 async def assistant(run: killick.Run, word: str) -> str:
     return f"{word} is filed"
@@ -150,8 +143,6 @@ def test_what_a_run_gave_to_its_children_and_to_what_it_goes_on_as_is_hidden_the
     mask = Redaction(kd, ["ssn"])
     for run in ("below", "above+2"):
         assert mask.over({"run": run, "text": f"of {SSN}"})["text"] == f"of {HIDDEN}"
-        assert mask.redaction(run) is True
-        assert SSN.encode() not in kd.store.export(run, redact=mask.redaction(run))
 
 
 @pytest.mark.parametrize("word", ["run", "next", "status", "waiting", "arguments", "number", "steps", "kind"])

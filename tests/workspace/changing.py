@@ -7,7 +7,6 @@ single call that changes content, and under one lock for all, so that nobody cha
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import random
 import stat
@@ -36,7 +35,6 @@ class Changer:
         self.lock = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         self.chance = random.Random(0)
         self.held: list[int] = []
-        self.mapped: list[tuple[int, mmap.mmap]] = []
         self.number = 0
 
     def go(self, seed: int, count: int) -> None:
@@ -185,28 +183,6 @@ class Changer:
             self.held.remove(fd)
             os.close(fd)
 
-    def map(self) -> None:
-        """Keep a file mapped, and write by storing into memory, of which the kernel tells nobody."""
-        if len(self.mapped) < 2:
-            fd = self.open(self.something(folder=False), os.O_RDWR)
-            try:
-                self.mapped.append((fd, mmap.mmap(fd, 0)))
-            except (OSError, ValueError):
-                os.close(fd)
-            return
-        fd, memory = chosen = self.chance.choice(self.mapped)
-        for _ in range(self.chance.randrange(1, 3)):
-            at = self.chance.randrange(len(memory))
-            with self.alone():
-                # What is beyond the end of a file that was cut off meanwhile cannot be stored to.
-                if at < os.fstat(fd).st_size:
-                    memory[at] = self.chance.randrange(256)
-                    self.tell("any", hashed(fd))
-        if self.chance.random() < 0.2:
-            self.mapped.remove(chosen)
-            memory.close()
-            os.close(fd)
-
     # other names
 
     def link_outside(self) -> None:
@@ -315,7 +291,7 @@ class Changer:
 
 CHANGES: list[Callable[[Changer], None]] = [
     *[Changer.create] * 6, *[Changer.append] * 3, *[Changer.overwrite] * 6, *[Changer.truncate] * 2,
-    *[Changer.replace] * 3, Changer.sparse, *[Changer.hold] * 2, *[Changer.map] * 3, *[Changer.link_outside] * 2,
+    *[Changer.replace] * 3, Changer.sparse, *[Changer.hold] * 2, *[Changer.link_outside] * 2,
     *[Changer.write_outside] * 2, Changer.symlink, Changer.fifo, *[Changer.dress] * 2, *[Changer.mkdir] * 4,
     *[Changer.remove] * 2, Changer.rmdir, Changer.remake, *[Changer.move] * 3, Changer.away, Changer.ignore,
 ]  # fmt: skip

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from hashlib import sha256
@@ -258,43 +256,6 @@ def test_a_file_of_the_same_size_and_time_is_seen_to_hold_something_else(workspa
         path.write_bytes(data)
         os.utime(path, ns=(7, 7))
         assert workspace.read(workspace.capture().root, "a") == data
-
-
-@pytest.mark.usefixtures("_watched")
-def test_what_is_stored_through_a_mapping_is_seen_while_it_lives_and_after(
-    workspace: Workspace, tmp_path: Path
-) -> None:
-    path = workspace.path / "a"
-    path.write_bytes(b"0123")
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        for number in range(4):
-            memory[0] = 65 + number
-            # Old enough to be believed, if nobody had the file mapped.
-            os.utime(path, ns=(7, 7))
-            while is_fresh(path):
-                time.sleep(0.01)
-            assert workspace.read(workspace.capture().root, "a") == bytes([65 + number]) + b"123"
-        memory[0] = 90
-    assert workspace.read(workspace.capture().root, "a") == b"Z123"
-
-
-@pytest.mark.usefixtures("_watched")
-def test_what_was_mapped_at_the_last_look_is_read_by_whoever_looks_next(workspace: Workspace) -> None:
-    path = workspace.path / "a"
-    path.write_bytes(b"0123")
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        memory[0] = 65
-        while is_fresh(path):
-            time.sleep(0.01)
-        workspace.capture()
-        workspace.close()
-        memory[0] = 66
-    with Workspace(workspace.path, vault=workspace.vault.path) as other:
-        assert other.read(other.capture().root, "a") == b"B123"
-
-
-def is_fresh(path: Path) -> bool:
-    return time.time_ns() - path.stat().st_ctime_ns < 60_000_000
 
 
 @pytest.mark.usefixtures("_watched")

@@ -1,25 +1,23 @@
 """A run as one file of JSON lines, and such a file as a store: complete, deterministic and verified.
 
 The first line is a header. Then come the events of the run and its fork parents, its messages, and the stored values
-that they need; on request redacted. The store's own key is never included.
+that they need. The store's own key is never included.
 docs/file-formats.md describes every line.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from killick.archive import rebuild
-from killick.archive.redact import Part, Redaction, redacted
 from killick.errors import ExportBroken, KillickError, LogError, RunBroken, ValueBroken
 from killick.ids import RandomIds
 from killick.log.derived import index_of
@@ -32,7 +30,7 @@ from killick.model.chunks import Blob, Fetch, children, references
 from killick.model.cipher import is_encrypted
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store, keys_of, opened, opened_piece, raw_store
-from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Row
+from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Message, Row
 from killick.type_init import ready
 
 M = TypeVar("M", bound=MemoryStore)
@@ -56,12 +54,7 @@ class Ancestor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", tag=FORMAT):
-    """The header: the run, and the number of lines of each kind.
-
-    `redacted` is the last event's hash in the store, keyed by the store: the plain hash would confirm a guess of the
-    hidden values. A redacted export has its own hash chain. `fields` are the redacted fields, if not everything was
-    redacted.
-    """
+    """The header: the run, and the number of lines of each kind."""
 
     version: int
     format: int
@@ -72,8 +65,6 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", ta
     events: int
     messages: int
     values: int
-    redacted: e.Digest | None = None
-    fields: tuple[str, ...] = ()
 
 
 class EventLine(
@@ -124,14 +115,12 @@ _decode: Final = msgspec.json.Decoder(AnyLine).decode
 # writing ------------------------------------------------------------------------------------------
 
 
-def export(log: Log, run: str, *, redaction: Redaction | None = None) -> bytes:
-    """Exports a run. Raises RunBroken if its log does not verify: unverified data is not exported."""
-    # An encrypted run is exported as it is stored; a redacted one is made to be read elsewhere, and is in clear.
-    raw = raw_store(log.store) if redaction is None else log.store
+def export(log: Log, run: str) -> bytes:
+    """Exports a run as it is stored, encrypted or not. Raises RunBroken if its log does not verify: unverified data is
+    not exported."""
+    raw = raw_store(log.store)
     parts = [_part(raw, each, whole=each.run == run) for each in _lineage(log, run)]
-    original, found = parts[-1].rows[-1].hash, dict[bytes, Blob]()
-    if redaction is not None:
-        parts = redacted(parts, log.store.pieces, redaction, found, log.secret_key(run))
+    found = dict[bytes, Blob]()
     events: list[EventLine] = []
     messages: list[MessageLine] = []
     for part in parts:
@@ -141,10 +130,9 @@ def export(log: Log, run: str, *, redaction: Redaction | None = None) -> bytes:
         for sent in part.messages:
             body = msgspec.Raw(sent.body)
             messages.append(MessageLine(sent.run, sent.number, sent.id, sent.name, sent.at_us, body, sent.by))
-        if redaction is None:
-            written = [row.data for row in part.rows if row.data is not None]
-            written += [message.body for message in part.messages]
-            _gather(log.store.pieces, [opened(log.store, each) or b"" for each in written], found)
+        written = [row.data for row in part.rows if row.data is not None]
+        written += [message.body for message in part.messages]
+        _gather(log.store.pieces, [opened(log.store, each) or b"" for each in written], found)
     if raw is not log.store:
         stored = raw.pieces(found)
         found = {digest: stored[digest] for digest in found}
@@ -161,21 +149,30 @@ def export(log: Log, run: str, *, redaction: Redaction | None = None) -> bytes:
         events=len(events),
         messages=len(messages),
         values=len(found),
-        redacted=None if redaction is None else e.to_text(hmac.digest(log.store.secret_key, original, "sha256")),
-        fields=() if redaction is None else redaction.fields,
     )
     lines = (header, *events, *messages, *map(_value_line, found.values()))
     return b"".join(_encode(line) + b"\n" for line in lines)
 
 
-def _part(store: Store, ancestor: Ancestor, *, whole: bool) -> Part:
+class _Part(NamedTuple):
+    """The own rows of a run and its messages, as exported; and the hash before the first."""
+
+    run: str
+    base: int
+    parent: str | None
+    genesis: bytes
+    rows: list[Row]
+    messages: list[Message]
+
+
+def _part(store: Store, ancestor: Ancestor, *, whole: bool) -> _Part:
     """A run's own rows and messages that belong to the export."""
     rows = _rows(store, ancestor)
     messages = store.messages(ancestor.run)
     if not whole:  # events of an ancestor after the cut are not the run's
         taken = {number for row in rows for number in rebuild.claims_of(event_codec.decode(row.body)).takes}
         messages = messages[: max(taken, default=0)]
-    return Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
+    return _Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
 
 
 def _lineage(log: Log, run: str) -> list[Ancestor]:
@@ -369,11 +366,6 @@ class Export:
         self.pieces = {digest: opened_piece(store, piece) for digest, piece in self.pieces.items()}
         self._is_verified = True  # the hashes cover the stored form
         return self
-
-    @property
-    def has_no_values(self) -> bool:
-        """Whether all of its values were redacted."""
-        return self.header.redacted is not None and not self.header.fields
 
     def store(self, kind: type[M], *, before: int | None = None, secret_key: bytes | None = None) -> M:
         """A store of that kind with the run and its ancestors; or with the run's events before a seq."""

@@ -1,7 +1,4 @@
-"""Rebuilds a run's rows in a store in memory: each append as it was made, with its claims and messages.
-
-Also makes rows of events with a new hash chain, for a log copy that was edited on purpose.
-"""
+"""Rebuilds a run's rows in a store in memory: each append as it was made, with its claims and messages."""
 
 from __future__ import annotations
 
@@ -11,34 +8,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from killick.errors import LogError
-from killick.model import event_codec, hashing
+from killick.model import event_codec
 from killick.model import events as e
 from killick.store.memory import MemoryStore
 from killick.store.records import Append, Head, Row, UniqueRight
-
-
-class Written(NamedTuple):
-    """An event at its position, with its stored values."""
-
-    seq: int
-    event: e.Event
-    data: bytes | None
-
-
-def chained(written: Iterable[Written], before: bytes) -> list[Row]:
-    """Rows of these events, in a chain that begins after a hash."""
-    rows: list[Row] = []
-    for seq, event, data in written:
-        if isinstance(event, e.RunRepaired):
-            event = msgspec.structs.replace(event, hash_before=e.to_text(before))
-            before = e.from_text(event.hash_head)
-        if data is None:
-            body = event_codec.encode(event)  # erased values are still named by their hash
-        else:
-            body = event_codec.encode(msgspec.structs.replace(event, data=None), data)
-        before = hashing.link(before, body)
-        rows.append(Row(seq, body, data, before))
-    return rows
 
 
 class EventClaims(NamedTuple):

@@ -5,22 +5,15 @@ Uses an in-memory store and a simulated clock; tools, models and people are fake
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, NamedTuple, cast, get_args
 
-from killick.check import parallel
 from killick.check.comparison import Alike, FindingCollector, brief, place_of, stage_of
-from killick.check.coverage import Coverage
-from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, World, simulate
+from killick.check.crashes import Ended, Saved, Scenario, Story, simulate
 from killick.check.default_replies import Calls
 from killick.check.fakes import always, in_order
 from killick.check.findings import ALONE, Faulty, Finding, Report, relative
@@ -28,11 +21,11 @@ from killick.check.samples import sample
 from killick.check.stage import Called, CallTrouble, Environment, Stage, Trouble
 from killick.check.static_analysis import read_agent
 from killick.definitions.agents import AGENTS, Agent, AnyAgent
-from killick.definitions.current import HERE, LOADING, refuse_io
+from killick.definitions.current import refuse_io
 from killick.definitions.tools import TOOLS
 from killick.engine.steps.model_reply import rebuild
 from killick.engine.views import Wait
-from killick.errors import DeclarationRefused, IORefused, KillickError
+from killick.errors import DeclarationRefused, KillickError
 from killick.log import Log
 from killick.model import events as e
 from killick.model.event_codec import decode
@@ -44,8 +37,8 @@ from killick.workers.hooks import HOOKS
 STORIES_MAX: Final = 5_000
 PATHS_MAX: Final = 12
 """The number of alternative paths (other answers, failing tools) that are interrupted everywhere too."""
-MEASURED: Final = frozenset({"broken", "otherwise", "expired"})
-"""The faults that may take the agent to other lines: their rehearsals are measured too."""
+OTHER_PATHS: Final = frozenset({"broken", "otherwise", "expired"})
+"""The faults that may take the agent to other code."""
 TWICE_DEAD: Final = 24
 HANG_SECONDS: Final = 20.0
 """The time limit of a rehearsal with threads. Without threads, a hang is detected when no event can occur."""
@@ -75,19 +68,17 @@ class Case:
 
 
 def check(
-    case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, progress: Progress | None = None, processes: int = 1,
-    **options: Any,
-) -> Report:  # fmt: skip
+    case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, progress: Progress | None = None, **options: Any
+) -> Report:
     """Interrupts an agent at every possible point and returns a report.
 
     case         a Case, or an agent with the options of a Case
     stories_max  the maximum number of rehearsals
-    processes    how many processes rehearse, where forking is safe; the report is the same
     options      the fields of a Case
     """
     if isinstance(case, Agent):
         case = Case(agent=case, **options)
-    return _Checking(case, stories_max, progress or (lambda count, expected: None), processes).go()
+    return _Checking(case, stories_max, progress or (lambda count, expected: None)).go()
 
 
 def interrupt_everywhere(case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, **options: Any) -> Report:
@@ -117,21 +108,18 @@ class _Rehearsal(NamedTuple):
     trouble: Trouble | None = None
     kills: tuple[int, ...] = ()
     saved: Saved | None = None
-    redeployed: Callable[[World], AnyAgent] | None = None
     story: Story | None = None
     """Its own story, if it was simulated for its crash points already."""
 
 
 class _Checking:
-    def __init__(self, case: Case, stories_max: int, progress: Progress, processes: int) -> None:
+    def __init__(self, case: Case, stories_max: int, progress: Progress) -> None:
         self.agent = case.agent
         self.progress = progress
-        self.processes = processes
         self.stories_max = stories_max
         self.ways: Counter[str] = Counter()
         self.spots = read_agent(case.agent)
         self.judge = FindingCollector(case.agent, self.spots)
-        self.coverage = Coverage(case.agent)
         self.expected = 0
         self.unless = ""
         """Why a sample model calls fewer tools than it could."""
@@ -196,20 +184,8 @@ class _Checking:
     def _everything(self, base: Story, saved: list[Saved]) -> None:
         self.draws = _draws(base)
         self._rehearse(_Rehearsal(ALONE, base))
-        plan: Iterable[_Rehearsal] = self._plan(base, saved)
-        quiet: Collection[int] = ()
-        # Code that keeps state in its process, and real tools, must meet all rehearsals in one process.
-        if self.processes > 1 and not self.spots and not self.around.real:
-            plan = list(plan)[: self.stories_max]
-            quiet = parallel.quiet_ones(list(map(partial(partial, self._is_quiet), plan)), self.processes, self._tell)
-        for number, each in enumerate(plan):
-            if number in quiet:
-                self.ways[each.way] += 1
-            elif each.redeployed is None:
-                self._rehearse(each)
-            elif not self.judge.loads:
-                with suppress(IORefused):
-                    self._rehearse(each)
+        for each in self._plan(base, saved):
+            self._rehearse(each)
 
     def _plan(self, base: Story, saved: list[Saved]) -> Iterator[_Rehearsal]:
         """Yields every interruption. A path that is interrupted everywhere is simulated when its turn comes."""
@@ -219,15 +195,12 @@ class _Checking:
         # A path that is interrupted everywhere takes about as long as the base.
         self.expected = 2 + (1 + min(len(paths), PATHS_MAX)) * len(saved) + 5 * len(stage.called) + len(twice)
         yield from _everywhere(base, None, saved)
-        # A new release continues before every call: its module is executed again, so no process state survives.
-        if (fresh := _released(self.agent)) is not None:
-            yield from (_Rehearsal("redeploy", base, saved=each, redeployed=fresh) for each in saved if _calls(each))
         for called in stage.called:
             kinds: list[CallTrouble] = ["timeout", "limited", "paused", "unheard"]
             for kind in kinds if _acts(called) else kinds[:3]:
                 yield _Rehearsal(_WAYS[kind], base, Trouble(kind, called.run, called.step))
         for number, trouble in enumerate(paths):
-            left: list[Saved] | None = [] if number < PATHS_MAX and trouble.kind in MEASURED else None
+            left: list[Saved] | None = [] if number < PATHS_MAX and trouble.kind in OTHER_PATHS else None
             path = _Rehearsal(_WAYS[trouble.kind], base, trouble)
             story = self._simulated(path, left)
             yield path._replace(story=story)
@@ -263,36 +236,20 @@ class _Checking:
         story = each.story or self._simulated(each, saving)
         self.ways[each.way] += 1
         self._take(each, story)
-        self._tell(0)
+        count = self.ways.total()
+        self.progress(count, max(self.expected, count))
         if self.judge.hangs:
             raise _StopRehearsals("stopped at the first rehearsal that did not end")
         return story
 
     def _simulated(self, each: _Rehearsal, saving: list[Saved] | None = None) -> Story:
         trouble = each.trouble
-        scenario = replace(self.scenario, world=partial(Stage, self.around, trouble), redeployed=each.redeployed)
-        measures = each.saved is None and (each.expected is None if trouble is None else trouble.kind in MEASURED)
-        with self.coverage.measure() if measures else nullcontext():
-            return simulate(scenario, *each.kills, saved=each.saved, saving=saving)
+        scenario = replace(self.scenario, world=partial(Stage, self.around, trouble))
+        return simulate(scenario, *each.kills, saved=each.saved, saving=saving)
 
     def _take(self, each: _Rehearsal, story: Story) -> None:
         alike = _required_equality(each.trouble, again=each.saved is not None)
         self.judge.take(each.expected or story, story, "count" if alike == "state" and self.draws else alike)
-
-    def _is_quiet(self, each: _Rehearsal) -> bool:
-        """Rehearses in a process that is thrown away; returns whether there is nothing to report."""
-        known = self.judge.known
-        if each.story is not None:
-            return False
-        self._take(each, self._simulated(each))
-        if self.judge.hangs:
-            raise SystemExit  # the parent stops there, too
-        return self.judge.known == known
-
-    def _tell(self, more: int) -> None:
-        """Reports progress. `more` rehearsals are over in other processes, and not counted yet."""
-        count = self.ways.total() + more
-        self.progress(count, max(self.expected, count))
 
     def _report(self, base: Story | None) -> Report:
         findings = self.judge.findings()
@@ -300,7 +257,7 @@ class _Checking:
         explained = self.judge.touches or any(finding.kind == "tasks" for finding in findings)
         if base is not None and isinstance(base.outcome, Ended) and stage is not None and not explained:
             findings.insert(0, _fails(self.agent, base.outcome, stage))
-        reached = self.judge.reached(self.coverage)
+        reached = self.judge.reached()
         if reached.tools_never and base is not None and base.status == "completed" and not self.cut_short:
             findings.append(self.judge.unreached(reached, self.unless))
         return Report(
@@ -345,12 +302,6 @@ def _everywhere(expected: Story, trouble: Trouble | None, saved: Sequence[Saved]
     return (_Rehearsal("death", expected, trouble, saved=each) for each in saved)
 
 
-def _calls(saved: Saved) -> bool:
-    """Returns whether a process died before it called a tool or a model."""
-    when, what, *_ = saved.place.split(" ")
-    return when == "before" and what not in WRITES
-
-
 def _acts(called: Called) -> bool:
     """Returns whether it may have happened without a recorded outcome. A transaction's outcome is always recorded."""
     return called.effect not in (None, "reads", "transaction")
@@ -386,37 +337,6 @@ def _fails(agent: AnyAgent, ended: Ended, stage: Stage) -> Finding:
 
 _OURS: Final = str(Path(__file__).parents[1])
 """Killick's own source, which the user cannot fix."""
-
-
-# a new release ------------------------------------------------------------------------------------
-
-
-def _released(agent: AnyAgent) -> Callable[[World], AnyAgent] | None:
-    """Returns a function that reloads the agent from its module; None if impossible."""
-    module = sys.modules.get(agent.fn.__module__)
-    file = getattr(module, "__file__", None)
-    if module is None or file is None or module.__name__ == "__main__" or "<locals>" in agent.fn.__qualname__:
-        return None
-    spec = importlib.util.spec_from_file_location(module.__name__, file)
-    return None if spec is None or spec.loader is None else partial(_again, module, spec, agent)
-
-
-def _again(module: ModuleType, spec: ModuleSpec, agent: AnyAgent, world: World) -> AnyAgent:
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = made
-    token = HERE.set(LOADING)
-    try:
-        spec.loader.exec_module(made)
-    finally:
-        HERE.reset(token)
-        sys.modules[module.__name__] = module
-    assert isinstance(world, Stage)
-    world.release(vars(module), vars(made))
-    for each in vars(made).values():
-        if isinstance(each, Agent) and each.name == agent.name:
-            return each  # pyright: ignore[reportUnknownVariableType]
-    return agent
 
 
 # a case from a recorded run -----------------------------------------------------------------------

@@ -10,13 +10,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from killick.check.coverage import Coverage
 from killick.check.crashes import WRITES, Ended, Story
 from killick.check.findings import Finding, Reached, relative
 from killick.check.stage import TROUBLES, Called, Declared, Stage
-from killick.check.static_analysis import Spot, place_of_step, read_tool
+from killick.check.static_analysis import Spot, place_of_step, tools_named
 from killick.definitions.agents import AnyAgent
-from killick.definitions.current import HERE, LOADING, UnrecordedIO
+from killick.definitions.current import UnrecordedIO
 from killick.definitions.tools import TOOLS, Tool
 from killick.history.phrasing import NOT_RETRIED
 from killick.log import Log
@@ -189,7 +188,6 @@ class FindingCollector:
         self.agent = agent
         self.spots = spots
         self.strays: dict[tuple[str, int], tuple[UnrecordedIO, int]] = {}
-        self.loads: list[UnrecordedIO] = []
         self._seen: dict[tuple[str, str], tuple[Observed, Story, int]] = {}
         self._woken: dict[str, tuple[Story, int]] = {}
         self._expired: Story | None = None
@@ -198,10 +196,7 @@ class FindingCollector:
         self._models: set[str] = set()
 
     def stray(self, stray: UnrecordedIO) -> None:
-        """Records I/O by agent code outside a step, or by its module when it is executed again."""
-        if HERE.get() is LOADING:
-            self.loads += [] if stray.reads else [stray]
-            return
+        """Records I/O by agent code outside a step."""
         first, count = self.strays.get((stray.file, stray.line), (stray, 0))
         # A library may read before its main action: a connection is the most specific evidence, a read the least.
         if (stray.what.startswith("socket."), not stray.reads) > (first.what.startswith("socket."), not first.reads):
@@ -232,19 +227,13 @@ class FindingCollector:
             self._seen[place] = (known[0], known[1], known[2] + 1) if known else (observed, story, 1)
 
     @property
-    def known(self) -> tuple[int, ...]:
-        """How much was collected. A rehearsal that does not change it adds nothing to the findings."""
-        times = [times for *_, times in self._seen.values()] + [times for _, times in self._woken.values()]
-        parts = (self.loads, self._used, self._offered, self._models)
-        return sum(times), sum(count for _, count in self.strays.values()), *map(len, parts)
-
-    @property
     def hangs(self) -> bool:
         return any(kind == "hangs" for kind, _ in self._seen)
 
-    def reached(self, coverage: Coverage) -> Reached:
-        """Returns the parts of the agent that the rehearsals reached."""
-        return coverage.reached({*self._used, *self._models}, [name for name in self._offered if name in TOOLS])
+    def reached(self) -> Reached:
+        """Returns which of the agent's tools the rehearsals called."""
+        tools = tools_named(self.agent).union(name for name in self._offered if name in TOOLS)
+        return Reached(tools=len(tools), tools_never=tuple(sorted(tools - {*self._used, *self._models})))
 
     def unreached(self, reached: Reached, unless: str) -> Finding:
         """Returns the warning about tools that no rehearsal called. `unless` says how calling them failed."""
@@ -260,9 +249,8 @@ class FindingCollector:
 
     def findings(self) -> list[Finding]:
         """Returns all findings, the worst first."""
-        found = [finding for spot in self.spots if (finding := self._spot(spot)) is not None]
+        found = list(map(self._spot, self.spots))
         found += [self._outside(stray, count) for stray, count in self.strays.values()]
-        found += [self._imports(stray) for stray in self.loads[:1]]
         explained = bool(found)
         for observed, story, times in self._seen.values():
             finding = self._finding(observed, story, times, explained=explained)
@@ -280,10 +268,8 @@ class FindingCollector:
         shown = [(story, times) for (kind, _), (_, story, times) in self._seen.items() if kind in kinds]
         return (describe(shown[0][0]), sum(times for _, times in shown)) if shown else ("", 0)
 
-    def _spot(self, spot: Spot) -> Finding | None:
+    def _spot(self, spot: Spot) -> Finding:
         place = f"{relative(spot.file)}:{spot.line}"
-        if spot.kind == "writes":
-            return None
         seen, times = (
             self._witness("diverges", "state", "ends", "lost") if spot.kind in ("differs", "keeps") else ("", 0)
         )
@@ -323,15 +309,6 @@ class FindingCollector:
             fix='put it into a tool, @killick.tool(effect="reads") or what it is, and use run.call',
             seen="the agent's own code runs",
             times=count,
-        )
-
-    def _imports(self, stray: UnrecordedIO) -> Finding:
-        return Finding(
-            kind="unreached",
-            title=f"no new release was rehearsed: {call_at(stray.file, stray.line, stray.what)} on import",
-            where=f"{relative(stray.file)}:{stray.line}",
-            why="A new release executes the module again. Here that was refused, and nothing happened.",
-            fix="move it into a function that the program calls when it starts, or into a tool",
         )
 
     def _finding(self, observed: Observed, story: Story, times: int, *, explained: bool) -> Finding | None:
@@ -442,15 +419,6 @@ class FindingCollector:
                 yield self._wakes(name, tool, *self._woken[name])
             elif not policy.says_effect:
                 yield self._undeclared(name, tool)
-            if policy.effect == "reads" and (spots := read_tool(tool.fn)):
-                spot = spots[0]
-                yield Finding(
-                    kind="writes",
-                    title=f"{name} says that it reads, but {spot.what} looks like writing",
-                    where=f"{relative(spot.file)}:{spot.line}",
-                    why="A reading tool may be repeated at any time.",
-                    fix='effect="idempotent" with a key, or effect="at_most_once"; or end the line with # killick: ok',
-                )
 
     def _wakes(self, name: str, tool: Declared, story: Story, times: int) -> Finding:
         said = (

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, cast
 
@@ -224,8 +224,6 @@ class Scenario:
     """Whether the log is verified at the end."""
     hang_seconds: float = HANG_SECONDS
     world: Callable[[], World] = World
-    redeployed: Callable[[World], AnyAgent] | None = None
-    """Reloads the agent for every process after the first, as a new release would; the world follows."""
 
 
 @dataclass(kw_only=True)
@@ -289,8 +287,6 @@ def simulate(
         life = Life(story.world, kill_at)
         if number == 1 and saving is not None:
             life.on_point = partial(_save, saving, story, clock)
-        if number > 1 and scenario.redeployed is not None:
-            scenario = replace(scenario, agent=scenario.redeployed(story.world))
         _live(partial(_opened, scenario, story, life, number, clock, ids), life, scenario, story)
         story.points.append(life.points)
         if not life.place:
@@ -466,7 +462,6 @@ async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> N
 
 async def _advanced(client: Client, scenario: Scenario) -> tuple[str, Any, Sequence[Wait]]:
     try:
-        # As recorded: after a new release, today's classes are not those of the first process.
         return "completed", plain(await client.as_async().run(scenario.agent, scenario.input, id=RUN)), ()
     except (RunDiverged, RunPaused) as stopped:
         return type(stopped).__name__, str(stopped), ()

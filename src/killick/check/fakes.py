@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import types
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -87,11 +85,6 @@ class Fakes:
         twin._by_name = {name: twins[id(fake)] for name, fake in self._by_name.items()}
         twin._by_function = [(key, twins[id(fake)]) for key, fake in self._by_function]
         return twin
-
-    def release(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Follows the keys into a reloaded module: what is under the same name there takes their place."""
-        moved = {id(key): _moved(key, old, new) for key, _ in self._by_function}
-        self._by_function = [(moved[id(key)], fake) for key, fake in self._by_function]
 
     def for_(self, intent: Intent) -> Fake | None:
         """Returns the fake for a call, or None."""
@@ -250,46 +243,9 @@ def called_for(key: Any, intent: Intent) -> bool:
     return is_same(key, intent.fn)
 
 
-def _named_alike(one: types.FunctionType, other: types.FunctionType) -> bool:
-    """Returns whether two functions are the same apart from a reload of their module."""
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__) and "<" not in one.__qualname__
-
-
-REACH_MAX: Final = 2_000
-"""The number of objects that are searched for a fake's key below the names of a module."""
-
-
-def _moved(key: Any, old: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
-    """Returns the object of a reloaded module that a key names now; the key itself if the module does not hold it."""
-    found = inmost(key)
-    owner = getattr(found, "__self__", None)
-    path = _path(found if owner is None or inspect.ismodule(owner) else owner, old)
-    if path is None or path[0] not in new:
-        return key
-    here: Any = new[path[0]]
-    for name in path[1:]:
-        here = getattr(here, name, None)
-    return here if owner is None else getattr(here, found.__name__, key)
-
-
-def _path(sought: Any, names: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the names that lead from a module to an object: breadth first, through attributes of instances."""
-    left: deque[tuple[tuple[str, ...], Any]] = deque()
-    left.extend(((name,), value) for name, value in names.items() if not name.startswith("__"))
-    seen: set[int] = set()
-    while left and len(seen) < REACH_MAX:
-        path, value = left.popleft()
-        if value is sought:
-            return path
-        if id(value) not in seen and not isinstance(value, types.ModuleType | types.FunctionType):
-            seen.add(id(value))
-            left.extend(((*path, name), each) for name, each in getattr(value, "__dict__", {}).items())
-    return None
-
-
 def is_same(key: Any, fn: Any) -> bool:
     mine, other = inmost(key), inmost(fn)
-    if mine == other or (inspect.isfunction(mine) and inspect.isfunction(other) and _named_alike(mine, other)):
+    if mine == other:
         return True
     # An official client's method is called on a copy of the client with retries disabled.
     mine = without_sdk_retries(mine)

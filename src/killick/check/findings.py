@@ -9,12 +9,12 @@ import msgspec
 
 FindingKind = Literal[
     "twice", "lost", "differs", "hangs", "fails", "outside", "keeps", "swallows", "sleeps", "tasks", "undeclared",
-    "not_undone", "fragile", "writes", "wakes", "expires", "unreached",
+    "not_undone", "fragile", "wakes", "expires", "unreached",
 ]  # fmt: skip
 Weight = Literal["fault", "advice"]
 Verdict = Literal["faults", "warnings", "incomplete", "sound"]
 
-ADVICE: Final[frozenset[FindingKind]] = frozenset({"undeclared", "fragile", "writes", "wakes", "expires", "unreached"})
+ADVICE: Final[frozenset[FindingKind]] = frozenset({"undeclared", "fragile", "wakes", "expires", "unreached"})
 """The findings that only inform. All others break something."""
 
 
@@ -62,15 +62,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of an agent that its rehearsals reached, and those that none did."""
+    """How many tools an agent names, and those that no rehearsal called."""
 
     tools: int = 0
     tools_never: tuple[str, ...] = ()
-    lines: int = 0
-    """The statements of the agent and of the functions of its file; 0 if another tracer prevented the measurement."""
-    lines_reached: int = 0
-    lines_never: tuple[str, ...] = ()
-    """Each as `file:line` or `file:first-last`."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +84,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sampled: tuple[str, ...] = ()
     """Tools and models that returned samples of their declared types, for lack of a fake."""
     reached: Reached = Reached()
-    """The parts of the agent that the rehearsals reached."""
+    """Which of the agent's tools the rehearsals called."""
     cut_short: str = ""
     """Why the check is incomplete, if it is."""
 

@@ -263,10 +263,6 @@ class Stage(World):
         twin._fakes = self._fakes.copied()
         return twin
 
-    def release(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Follows the fakes into a reloaded module, from its old names to its new ones."""
-        self._fakes.release(old, new)
-
     # people -----------------------------------------------------------------------------------
 
     def unpaused(self, client: Client) -> bool:

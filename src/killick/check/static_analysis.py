@@ -17,8 +17,9 @@ import msgspec
 
 from killick.definitions.agents import Agent, AnyAgent
 from killick.definitions.tools import Tool
+from killick.llm.toolset import Toolset
 
-SpotKind = Literal["differs", "sleeps", "swallows", "tasks", "keeps", "writes"]
+SpotKind = Literal["differs", "sleeps", "swallows", "tasks", "keeps"]
 DEPTH_MAX: Final = 6
 
 
@@ -57,11 +58,6 @@ _CHANGING: Final = frozenset(
     {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault",
      "update"}
 )  # fmt: skip
-_WRITING_METHODS: Final = frozenset(
-    {"write_text", "write_bytes", "unlink", "rmdir", "rename", "mkdir", "touch", "rmtree", "executemany"}
-)
-_HTTP_WRITES: Final = frozenset({"post", "put", "patch", "delete"})
-_HTTP: Final = frozenset({"requests", "httpx", "session", "client", "http", "aiohttp", "api"})
 
 
 def read_agent(agent: AnyAgent) -> list[Spot]:
@@ -72,19 +68,6 @@ def read_agent(agent: AnyAgent) -> list[Spot]:
         reader.visit(source.tree)
         found += reader.spots
     return sorted(set(found), key=lambda spot: (spot.file, spot.line))
-
-
-def read_tool(fn: Callable[..., Any]) -> list[Spot]:
-    """Returns lines of a read-only tool that look like writes."""
-    source = _source(fn)
-    if source is None:
-        return []
-    found = [
-        source.spot("writes", node, what, 'effect="idempotent" or "at_most_once"')
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call) and (what := _writes(node)) is not None
-    ]
-    return [spot for spot in found if not source.is_excused(spot.line)]
 
 
 def place_of_step(agent: AnyAgent, name: str, *, last: bool = False) -> tuple[str, int] | None:
@@ -102,6 +85,18 @@ def place_of_step(agent: AnyAgent, name: str, *, last: bool = False) -> tuple[st
     return (found[-1] if last else found[0]) if found else None
 
 
+def tools_named(agent: AnyAgent) -> set[str]:
+    """Returns the tools that an agent's code names: one by one, in a toolset, or in a collection of the module."""
+    found: set[str] = set()
+    for source in sources(agent.fn):
+        for node in ast.walk(source.tree):
+            named: Any = source.resolve(node)
+            held: Any = list(named.values()) if isinstance(named, dict) else named  # pyright: ignore
+            several: Any = held if isinstance(held, Toolset | list | tuple | set) else (held,)  # pyright: ignore
+            found.update(each.name for each in several if isinstance(each, Tool))
+    return found
+
+
 def _without_options(node: ast.expr) -> ast.expr:
     """Returns the tool in `tool.options(…)`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "options":
@@ -114,20 +109,6 @@ def _begins(prompt: ast.expr, words: str) -> bool:
     if isinstance(prompt, ast.JoinedStr):
         return bool(prompt.values) and _begins(prompt.values[0], words)
     return isinstance(prompt, ast.Constant) and words.startswith(str(prompt.value))
-
-
-def _writes(call: ast.Call) -> str | None:
-    text = ast.unparse(call.func)
-    if text == "open":
-        modes = [*call.args[1:2], *(word.value for word in call.keywords if word.arg == "mode")]
-        mode = modes[0].value if modes and isinstance(modes[0], ast.Constant) else "r"
-        return f"open(…, {mode!r})" if set(str(mode)) & set("wax+") else None
-    if not isinstance(call.func, ast.Attribute):
-        return None
-    owner = ast.unparse(call.func.value).lower()
-    if call.func.attr in _HTTP_WRITES and any(name in owner for name in _HTTP):
-        return f"{text}(…)"
-    return f"{text}(…)" if call.func.attr in _WRITING_METHODS else None
 
 
 class Source:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from killick.agents.runtime import Runtime
 from killick.archive.export import export
 from killick.archive.prune import Pruned, choose, prune
-from killick.archive.redact import Redaction
 from killick.audit import seal as sealing
 from killick.audit import seal_check
 from killick.audit.proof import Proof, prove
@@ -42,15 +41,9 @@ class Maintenance(Group[C]):
         return seal_check.verify(self._runtime.log, run, checkpoint=checkpoint, key=key)
 
     @InThread
-    def export(self, run: str, *, redact: bool | Sequence[str] = False) -> bytes:
-        """Exports a run as one file that can be loaded, verified and replayed anywhere. Raises RunUnknown, FieldUnknown
-        if no value has a field to redact.
-
-        redact  pseudonyms in place of all values, or of the fields with these names
-        """
-        fields = () if isinstance(redact, bool) else tuple(redact)
-        redaction = Redaction(self._runtime.ids.key(), fields) if redact else None
-        return export(self._runtime.log, run, redaction=redaction)
+    def export(self, run: str) -> bytes:
+        """Exports a run as one file that can be loaded, verified and replayed anywhere. Raises RunUnknown."""
+        return export(self._runtime.log, run)
 
     @InThread
     def prune(

@@ -9,30 +9,10 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import translate
-from functools import lru_cache
 from typing import Final
 
 PATH_CHARS_MAX: Final = 4096
 
-
-# Lookalike letters that neither a normal form nor a Unicode name reveals.
-_LOOKS_LIKE: Final = str.maketrans(
-    {
-        letter: latin
-        for latin, letters in {
-            "a": "аαɑ", "b": "вβьƅ", "c": "сϲ", "d": "ԁ", "e": "еεєҽ", "f": "ϝғ", "g": "ɡց", "h": "һнհ", "j": "јϳ",
-            "k": "кκ", "l": "іιӏıɩɪ1i|", "m": "м", "n": "пηոռ", "o": "оοσօ0", "p": "рρ", "q": "ԛզ", "r": "гᴦ",
-            "s": "ѕꜱ", "t": "тτ", "u": "υս", "v": "νѵ", "w": "ԝω", "x": "хχ", "y": "уγүყ",
-        }.items()
-        for letter in letters
-    }
-)  # fmt: skip
-
-_LATIN: Final = re.compile(r"LATIN (?:SMALL|CAPITAL|LETTER SMALL CAPITAL)(?: LETTER)? ([A-Z])(?: WITH .*)?")
-_SIGN: Final = re.compile(r".* LETTER ([A-Z])")
-
-_ALIKE: Final = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "GEORGIAN", "LISU"})
-"""Scripts with letters that resemble letters of another script."""
 
 _UNSEEN: Final = frozenset({"Cf", "Cc", "Cn", "Co", "Cs"})
 # Fillers, joiners and selectors: invisible, although Unicode classes them as letters or marks.
@@ -53,39 +33,6 @@ def folded(text: str) -> str:
 
 def _is_seen(char: str) -> bool:
     return char not in _BLANK and unicodedata.category(char) not in _UNSEEN
-
-
-def skeleton(text: str) -> str:
-    """Returns a skeleton that is equal for texts which a reader would confuse."""
-    text = folded(text)
-    if not text.isascii():
-        decomposed = unicodedata.normalize("NFKD", text)
-        plain = [char if char.isascii() else _base_letter(char) for char in decomposed]
-        text = folded("".join(plain))
-    return text.translate(_LOOKS_LIKE).replace("rn", "m")
-
-
-@lru_cache(maxsize=4096)
-def _base_letter(char: str) -> str:
-    """Returns a letter without strokes and diacritics."""
-    if unicodedata.category(char) in ("Mn", "Me"):
-        return ""
-    name = unicodedata.name(char, "")
-    found = _LATIN.fullmatch(name) or (_SIGN.fullmatch(name) if unicodedata.category(char) == "So" else None)
-    return found[1].lower() if found else char
-
-
-def mixed_scripts(text: str) -> tuple[str, ...]:
-    """Returns the scripts of a text if it mixes confusable ones."""
-    if text.isascii():
-        return ()
-    found = dict[str, None]()
-    for char in unicodedata.normalize("NFKC", text):
-        if char.isalpha():
-            script = unicodedata.name(char, "").partition(" ")[0]
-            if script in _ALIKE:
-                found[script.capitalize()] = None
-    return tuple(found) if len(found) > 1 else ()
 
 
 # Patterns of names ---------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """A regular expression that matches no part of the text."""
     one_of: tuple[Any, ...] | None = None
     none_of: tuple[Any, ...] | None = None
-    """Forbidden values, and their lookalikes."""
+    """Forbidden values, also in another case or width, or with invisible characters."""
     each: Bound | None = None
     fields: dict[str, Bound] | None = None
     others: bool = False

@@ -12,7 +12,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any, Final, TypeAlias
 
-from killick.contracts.lookalikes import kind_of, mixed_scripts, skeleton
+from killick.contracts.lookalikes import folded, kind_of
 from killick.contracts.regex import CHARS_MAX, Word, compiled
 from killick.contracts.schema import TYPES, Bound, number_of
 from killick.errors import ContractRefused
@@ -194,7 +194,7 @@ def _among(values: tuple[Any, ...]) -> Test:
 
 def _unlike(values: tuple[Any, ...]) -> Test:
     keys = frozenset(key_of(value) for value in values)
-    seen = frozenset(skeleton(value) for value in values if isinstance(value, str))
+    seen = frozenset(folded(value) for value in values if isinstance(value, str))
     allowed: set[type] = {type(value) for value in values}
     if not allowed.isdisjoint(_NUMBERS):
         allowed |= _NUMBERS
@@ -209,9 +209,7 @@ def _unlike(values: tuple[Any, ...]) -> Test:
         if len(value) > LIKENED_CHARS_MAX:
             most = LIKENED_CHARS_MAX
             return f" is {len(value)} characters long; at most {most} are compared with what is not allowed"
-        if scripts := mixed_scripts(value):
-            return f" mixes {' and '.join(scripts)} letters, which can be taken for one another; use one script"
-        return f" is {shown(value)}, which looks like what is not allowed" if skeleton(value) in seen else None
+        return f" is {shown(value)}, which looks like what is not allowed" if folded(value) in seen else None
 
     return test
 

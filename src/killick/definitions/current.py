@@ -37,17 +37,6 @@ class CurrentCode(Protocol):
         ...
 
 
-class _Loading:
-    """The code of a module that is executed again, outside of any run."""
-
-    in_agent = True
-    replaying = False
-
-    def tell(self) -> tuple[str, str | None, int | None]:
-        return "import", None, None
-
-
-LOADING: Final = _Loading()
 HERE: Final[ContextVar[CurrentCode | None]] = ContextVar("killick_here", default=None)
 
 
@@ -190,7 +179,7 @@ def _place() -> tuple[str, int] | None:
     started = _threads.get(threading.current_thread())
     if (here is None and started is None) or (here is not None and not here.in_agent):
         return None
-    is_ours, frame = _agent_frame(sys._getframe(1), loads=here is LOADING)  # pyright: ignore[reportPrivateUsage]
+    is_ours, frame = _agent_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
     if frame is not None:
         return frame.f_code.co_filename, frame.f_lineno
     return None if is_ours else started or _awaiting(here)
@@ -273,9 +262,9 @@ def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
     return f"{event}({target})" if target else event, False
 
 
-def _agent_frame(frame: FrameType | None, *, loads: bool = False) -> tuple[bool, FrameType | None]:
-    """The nearest frame of user code; none for debuggers, for imports unless a module `loads`, and for what Killick
-    does on the agent's behalf, of which the first part tells."""
+def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
+    """The nearest frame of user code; none for debuggers, for imports, and for what Killick does on the agent's behalf,
+    of which the first part tells."""
     nearest: FrameType | None = None
     while frame is not None:
         if frame.f_globals is globals():
@@ -283,7 +272,7 @@ def _agent_frame(frame: FrameType | None, *, loads: bool = False) -> tuple[bool,
             continue
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(_ASIDE):
-            return (nearest is None, nearest) if loads else (True, None)
+            return True, None
         if module.startswith("killick.") or module == "killick":
             return nearest is None, nearest
         if module == "asyncio.events" and frame.f_code.co_name == "_run":

@@ -44,8 +44,7 @@ async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: objec
 
 def _compare(ex: Execution, past: Step, asked: RequestedStep, found: Any) -> None:
     """Code and record must mean the same step; a drift is noted once."""
-    tracer = ex.engine.tracer
-    intended = ex.record.event(past.intended) if tracer is None or tracer.compares(past.intended) else None
+    intended = ex.record.event(past.intended)
     recorded = intended if isinstance(intended, e.StepIntended) else None
     verdict = compare(past, recorded, asked)
     if verdict == "same":

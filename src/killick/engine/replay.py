@@ -307,7 +307,3 @@ class Tracer(Protocol):
     def given(self, ex: TracedExecution, seq: int) -> None:
         """The code is given the outcome that was recorded at this event."""
         ...
-
-    def compares(self, seq: int) -> bool:
-        """Whether the arguments recorded at this event are those that the code has to repeat."""
-        ...

@@ -16,7 +16,6 @@ import msgspec
 from killick.agents.run import run_of
 from killick.agents.runtime import Runtime
 from killick.archive.export import Export, export, read
-from killick.archive.redact import Secrets
 from killick.blocking import run_in_own_loop
 from killick.clock import ManualClock
 from killick.definitions.agents import AGENTS, AnyAgent
@@ -31,7 +30,6 @@ from killick.log import boundaries
 from killick.log.group_commit import current_loop
 from killick.log.log import Log
 from killick.model import event_codec
-from killick.model import events as e
 from killick.model.codec import Erased, plain
 from killick.model.facts import Step
 from killick.model.failure import Failure
@@ -77,8 +75,6 @@ class Replay:
         if self.state.agent != agent.name and self.state.agent not in agent.options.aliases:
             raise RunMismatch(self.run, f"agent ({self.state.agent})")
         self.scopes = {step.id for step in self.state.fold.steps if step.sort == "scope"}
-        self._sought = None if export.header.redacted is None else Secrets(export.header.fields, self._values())
-        self._uncompared = frozenset[int]() if self._sought is None else frozenset(self._redacted(self._sought))
         self.drifts: list[Drift] = []
         self.strays: list[UnrecordedIO] = []
         self.played: list[Played] = []
@@ -110,7 +106,7 @@ class Replay:
         try:
             advanced, refused = self._all()
         except ReplayDiverged as found:
-            divergence = self._explained(found)
+            divergence = found
         if divergence is not None and check:
             raise divergence
         status: str = self.state.status
@@ -133,29 +129,7 @@ class Replay:
             played=tuple(self.played),
             state=self._reached,
             stopped=self.stopped,
-            is_redacted=self.export.header.redacted is not None,
         )
-
-    def _values(self) -> Iterator[dict[str, Any]]:
-        """All values of the export."""
-        return (self.log.data(self.run, row.seq) for row in self.log.rows(self.run) if row.data is not None)
-
-    def _redacted(self, sought: Secrets) -> Iterator[int]:
-        """Returns the intentions with redacted arguments: pseudonyms cannot show that the code changed."""
-        for row in self.log.rows(self.run):
-            event: Any = event_codec.decode(row.body)
-            if isinstance(event, e.StepIntended | e.WaitOpened):
-                step = self.state.fold.step(event.step)
-                data = {} if row.data is None else self.log.data(self.run, row.seq)
-                if step is not None and (self.export.has_no_values or sought.occurs_in(data)):
-                    yield step.intended
-
-    def _explained(self, divergence: ReplayDiverged) -> ReplayDiverged:
-        """Adds to a divergence that the redaction of the export may be its cause."""
-        if self.export.header.redacted is None or isinstance(divergence, NotOnRecord):
-            return divergence
-        reason = f"{divergence.reason}; the file is redacted, and its pseudonyms may be the cause"
-        return ReplayDiverged(divergence.run, reason, step=divergence.step).with_traceback(divergence.__traceback__)
 
     # the replayed run -------------------------------------------------------------------------
 
@@ -298,10 +272,6 @@ class Replay:
         if step.id == self._to and self._side != "before":
             self._stop(ex, f"after step {step.id}")
 
-    def compares(self, seq: int) -> bool:
-        """Whether a step's arguments are recorded as they were, and not redacted."""
-        return seq not in self._uncompared
-
     def _given_one(self, step: Step) -> None:
         if self.stopped is not None:
             return
@@ -368,20 +338,14 @@ class Replay:
             self._same("the log continues with", again.get("input"), data.get("input"))
         elif self.state.status == found.status == "completed":
             self._same("the record returned", found.result, data.get("result"))
-        elif self._known_by(recorded) != self._known_by(found.failure):
+        elif _known_by(recorded) != _known_by(found.failure):
             was = f"failed with {recorded}" if recorded else f"returned {_brief(data.get('result'))}"
             now = f"fails with {found.failure}" if found.failure else f"returns {_brief(found.result)}"
             raise ReplayDiverged(self.run, f"the record {was}, the code {now}", step=found.step)
 
-    def _known_by(self, failure: Failure | None) -> tuple[str, str] | None:
-        return None if failure is None else (failure.type, "" if self.export.has_no_values else failure.message)
-
     def _same(self, lead: str, found: Any, recorded: Any) -> None:
         was, now = _json(recorded), _json(found)
-        # Results that the code computes from pseudonyms cannot match the log.
-        sought = self._sought
-        changes = [] if self.export.has_no_values else values(was, now)
-        changes = [each for each in changes if sought is None or not sought.occurs_in(each.before)]
+        changes = values(was, now)
         if not changes:
             return
         first = changes[0]
@@ -405,6 +369,10 @@ def replayed(
     code = AGENTS.get(agent) if isinstance(agent, str) else agent
     found.decrypt(log.store)
     return Replay(found, code, secret_key=found.secret_key or key, asked=asked).outcome(check)
+
+
+def _known_by(failure: Failure | None) -> tuple[str, str] | None:
+    return None if failure is None else (failure.type, failure.message)
 
 
 def _json(value: Any) -> Any:

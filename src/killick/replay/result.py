@@ -43,7 +43,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     played       the outcomes that the code received, in order
     state        the state of the run at the end of the replay
     stopped      the position at which the caller asked to stop
-    is_redacted  whether the values are pseudonyms
     """
 
     run: str
@@ -59,7 +58,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     played: tuple[Played, ...] = ()
     state: State | None = None
     stopped: str | None = None
-    is_redacted: bool = False
 
     @property
     def outcome(self) -> Literal["agrees", "diverged", "beyond", "stopped"]:

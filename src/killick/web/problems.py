@@ -24,7 +24,6 @@ _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.ValueRefused, 422),
     (errors.DurationRefused, 422),
     (errors.DeclarationRefused, 422),
-    (errors.FieldUnknown, 422),
     (errors.StoreBusy, 503),
     (errors.StoreError, 503),
     (errors.KillickError, 409),

@@ -9,14 +9,18 @@ the same hash, and of no use without the key.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from uuid import UUID
 
 import msgspec
 
-from killick.archive.redact import WORD_CHARS, Secrets
 from killick.errors import KillickError
 from killick.lru import Lru
 from killick.model import event_codec
@@ -58,6 +62,10 @@ _KIN_MAX: Final = 100
 _RUNS_KEPT_MAX: Final = 1_000
 _WORDS_KEPT_MAX: Final = 20
 _ROWS_AT_ONCE: Final = 1_000
+_TEXT_CHARS: Final = 2
+"""How long a value is at the least to be hidden outside of its own field."""
+_WORD_CHARS: Final = 3
+"""How long it is at the least to be hidden as a word of a text."""
 _NUMBER_CHARS: Final = 5
 """How long a number is at the least to be taken for a value, and not for a count or a place in a log."""
 
@@ -71,24 +79,61 @@ a document without them would be unreadable."""
 
 
 class _Gathered(NamedTuple):
-    """The values of a run's named fields, as texts, up to an event and a message; and the fields that it has."""
+    """The values of a run's named fields, as texts, up to an event and a message."""
 
     seq: int = 0
     message: int = 0
     texts: frozenset[str] = frozenset()
-    fields: frozenset[str] = frozenset()
     kin: frozenset[str] = frozenset()
     """Runs that it gave values to, or got them from."""
 
 
+class _NamedFields:
+    """Fields by their names, or by dotted paths of names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._fields = [tuple(name.split(".")) for name in names]
+
+    def has(self, path: tuple[str, ...]) -> bool:
+        """Whether a value belongs to one of them, or is below one."""
+        return any(
+            path[at : at + len(field)] == field for field in self._fields for at in range(len(path) - len(field) + 1)
+        )
+
+    def texts(self, values: Iterable[Any]) -> set[str]:
+        """Their values, as code would write them into a text."""
+        found = (leaf for path, leaf in _leaves(values) if isinstance(leaf, _WRITTEN) and self.has(path))
+        return {text for leaf in found if leaf and len(text := str(leaf)) >= _TEXT_CHARS}
+
+
+_WRITTEN: Final = (str, int, float, Decimal, UUID, date, time, timedelta)
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value that is no container and no flag, by its path; also those in JSON that a text holds."""
+    stack: list[tuple[tuple[str, ...], Any]] = [((), value) for value in values]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, str) and node[:1] in ("{", "["):
+            with contextlib.suppress(ValueError, RecursionError):
+                node = json.loads(node)
+        if isinstance(node, dict):
+            parts: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
+            stack += [((*path, str(name)), part) for name, part in parts.items()]
+        elif isinstance(node, list | tuple | set | frozenset):
+            stack += [(path, part) for part in node]  # pyright: ignore[reportUnknownVariableType]
+        elif not isinstance(node, bool):
+            yield path, node
+
+
 class Redaction:
-    """The redaction rules of an app. `fields` are names, or dotted paths of names, as for an export."""
+    """The redaction rules of an app. `fields` are names, or dotted paths of names."""
 
     def __init__(self, client: Client, fields: Sequence[str] = (), *, spared: Collection[str] = ()) -> None:
         self.fields = (fields,) if isinstance(fields, str) else tuple(fields)
         self._spared = _OURS | frozenset(spared)
         self._client = client
-        self._named = Secrets(self.fields, ())
+        self._named = _NamedFields(self.fields)
         self._key = derived(client, "hashes")
         self._gathered: Lru[str, _Gathered] = Lru(_RUNS_KEPT_MAX)
         self._words: Lru[frozenset[str], _Finder] = Lru(_WORDS_KEPT_MAX)
@@ -115,15 +160,6 @@ class Redaction:
     def _digest(self, text: str) -> bytes:
         return hmac.digest(self._key, text.encode(), "sha256")
 
-    def redaction(self, run: str) -> tuple[str, ...] | bool:
-        """The fields that an export of a run redacts: those that it has; everything, where others of its family have
-        such values, which may occur in it under any name."""
-        own = self._up_to_date(run)
-        others = [self._up_to_date(each) for each in self._linked([run]) if each != run]
-        if any(each.texts - own.texts for each in others):
-            return True
-        return tuple(field for field in self.fields if field in own.fields) or False
-
     # gathered values --------------------------------------------------------------------------
 
     def _words_of(self, runs: Iterable[str]) -> _Finder:
@@ -146,17 +182,15 @@ class Redaction:
         head = self._client.runtime.store.head(run)
         if head is None:
             return _Gathered()
-        seq, message, texts, fields, kin = self._gathered.get(run) or _Gathered()
+        seq, message, texts, kin = self._gathered.get(run) or _Gathered()
         while seq < head.seq and (rows := self._client.runtime.log.read(run, after=seq, limit=_ROWS_AT_ONCE)):
-            found = Secrets(self.fields, [self._values(each.row.data) for each in rows if each.row.data is not None])
-            texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
+            texts |= self._named.texts(self._values(each.row.data) for each in rows if each.row.data is not None)
             kin |= {name for each in rows for name in _linked_runs(each.event)}
             seq = rows[-1].seq
         if waiting := self._client.runtime.store.inbox(run, after=message):
-            found = Secrets(self.fields, [{"body": self._values(each.body)} for each in waiting])
-            texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
+            texts |= self._named.texts({"body": self._values(each.body)} for each in waiting)
             message = waiting[-1].number
-        known = _Gathered(seq, message, texts, fields, kin)
+        known = _Gathered(seq, message, texts, kin)
         self._gathered.put(run, known)
         return known
 
@@ -200,7 +234,7 @@ class _Finder:
         self.texts = texts
         self._beginning: dict[str, dict[int, set[str]]] = {}
         for text in texts:
-            if len(text) >= WORD_CHARS and (begins := _TOKEN.match(text)):
+            if len(text) >= _WORD_CHARS and (begins := _TOKEN.match(text)):
                 self._beginning.setdefault(begins[0], {}).setdefault(len(text), set()).add(text)
 
     def hidden(self, text: str) -> str:
@@ -240,7 +274,7 @@ def _is_time(text: str, path: tuple[str, ...]) -> bool:
 class _Redactor:
     """Goes through one document. The ids of runs stay as they are: they are how everything is found."""
 
-    def __init__(self, named: Secrets, words: _Finder, runs: set[str], keyed: Callable[[str], str]) -> None:
+    def __init__(self, named: _NamedFields, words: _Finder, runs: set[str], keyed: Callable[[str], str]) -> None:
         self._keyed = keyed
         self._named = named
         self._words = words
@@ -253,7 +287,7 @@ class _Redactor:
             return {hidden(str(name)): self.value(part, (*path, str(name))) for name, part in parts.items()}
         if isinstance(node, list | tuple):
             return [self.value(part, path) for part in node]  # pyright: ignore[reportUnknownVariableType]
-        if self._named.is_named(path):
+        if self._named.has(path):
             return HIDDEN
         if isinstance(node, str):
             is_ours = node in self._runs or _is_time(node, path)

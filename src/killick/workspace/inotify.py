@@ -11,9 +11,9 @@ the listing, and changes after it in the next answer. 2. A folder in a listing t
 before it is listed, and so is everything below it. 3. `changed` reports a change once. A caller that could not process
 it all scans everything the next time.
 
-inotify does not see, so callers must check otherwise: writes through a shared mapping (visible once the file is closed
-and unmapped); writes through a hard link in an unwatched folder, and the creation of that link; a file system that is
-mounted later; changes below the file system, on another machine, in a lower overlay layer or on the disk itself.
+inotify does not see, so callers must check otherwise: writes through a shared mapping (a full scan sees the time that
+the system sets); writes through a hard link in an unwatched folder, and the creation of that link; a file system that
+is mounted later; changes below the file system, on another machine, in a lower overlay layer or on the disk itself.
 """
 
 from __future__ import annotations

@@ -1,22 +1,16 @@
 """Finds processes that a workspace's tools left running, from Linux's /proc; on other systems there are none.
 
-A snapshot covers files only. It records which of our processes worked in the folder, and which files are open for
-writing, because those may change at any moment without notice.
+A snapshot covers files only. It records which of our processes worked in the folder.
 
-Other users' processes are invisible and skipped silently; so are processes that end meanwhile. A process in a container
-sees the folder under another path: its open files are found by inode.
+Other users' processes are invisible and skipped silently; so are processes that end meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import select
 import signal
-import stat
-import struct
 import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -37,13 +31,7 @@ _KILLED_SECONDS: Final = 2.0
 _SAME_US: Final = 1_000_000
 """Two readings of a process's start time differ by less; pids are not reused so soon."""
 
-_QUERY_MAPS: Final = 0xC0686611
-# The next mapping from address 0 on that is writable (2), shared (8) and of a file (32).
-_SHARED_QUERY: Final = struct.pack("=9Q4I2Q", 104, 0x02 | 0x08 | 0x10 | 0x20, *[0] * 13)
 _ENDED: Final = (b"Z", b"X")
-_DELETED: Final = b" (deleted)"
-
-Inode = tuple[int, int]
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -53,14 +41,6 @@ class Process(msgspec.Struct, frozen=True):
     started_us: int
     command: str
     parent: int
-
-
-class Written(NamedTuple):
-    """Files open for writing: paths in a folder, and files elsewhere on its file system, by device and inode, which may
-    have another name in the folder."""
-
-    paths: set[bytes]
-    inodes: set[Inode]
 
 
 class _Seen(NamedTuple):
@@ -124,18 +104,6 @@ def end(processes: Sequence[Process], *, seconds: float = 2.0) -> list[Process]:
             os.close(descriptor)
 
 
-def written(folder: Path) -> Written:
-    """Returns files below a folder that a process has open for writing or mapped writable, and those open under names
-    elsewhere or deleted names. This process counts too."""
-    here = _Place(folder)
-    found = Written(set(), set())
-    for pid in _pids():
-        with contextlib.suppress(OSError):
-            here.note_open(pid, found)
-            here.note_mapped(pid, found)
-    return found
-
-
 class _Place:
     """A folder as /proc names it."""
 
@@ -144,42 +112,17 @@ class _Place:
         self._below = self._path.rstrip(b"/") + b"/"
         # Lists of mappings escape a line break in a name.
         self._mapped = self._below.replace(b"\n", b"\\012")
-        try:
-            self._device = os.stat(self._path).st_dev
-        except OSError:
-            self._device = -1
 
     def is_used_by(self, pid: int) -> bool:
         with contextlib.suppress(OSError):
             if self._has(os.readlink(b"/proc/%d/cwd" % pid)):
                 return True
         with contextlib.suppress(OSError):
-            if any(self._has(target) for _, target in _descriptors(pid)):
+            if any(self._has(target) for target in _descriptors(pid)):
                 return True
         with contextlib.suppress(OSError):
             return b" " + self._mapped in _read(pid, b"maps")
         return False
-
-    def note_open(self, pid: int, found: Written) -> None:
-        for descriptor, target in _descriptors(pid):
-            if not target.startswith(b"/") or target.startswith((b"/dev/", b"/proc/")):
-                continue
-            with contextlib.suppress(OSError):
-                if not os.lstat(descriptor).st_mode & stat.S_IWUSR:
-                    continue
-                if target.startswith(self._below) and not target.endswith(_DELETED):
-                    found.paths.add(target[len(self._below) :])
-                    continue
-                file = os.stat(descriptor)
-                if file.st_dev == self._device and file.st_nlink and stat.S_ISREG(file.st_mode):
-                    found.inodes.add((file.st_dev, file.st_ino))
-
-    def note_mapped(self, pid: int, found: Written) -> None:
-        for device, inode, name in _shared(pid):
-            if name.startswith(self._mapped) and not name.endswith(_DELETED):
-                found.paths.add(name[len(self._mapped) :].replace(b"\\012", b"\n"))
-            elif device == self._device:
-                found.inodes.add((device, inode))
 
     def _has(self, target: bytes) -> bool:
         return target == self._path or target.startswith(self._below)
@@ -223,31 +166,9 @@ def _pids() -> list[int]:
         return []
 
 
-def _opened(pid: int, name: bytes) -> FileIO:
-    return FileIO(os.fsdecode(b"/proc/%d/%s" % (pid, name)))
-
-
 def _read(pid: int, name: bytes) -> bytes:
-    with _opened(pid, name) as file:
+    with FileIO(os.fsdecode(b"/proc/%d/%s" % (pid, name))) as file:
         return file.readall()
-
-
-def _shared(pid: int) -> list[tuple[int, int, bytes]]:
-    """Returns the files that a process can write through memory: device, inode and path. Kernels from 6.11 on answer
-    without listing all mappings."""
-    with _opened(pid, b"maps") as file:
-        try:
-            fcntl.ioctl(file, _QUERY_MAPS, _SHARED_QUERY)
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                return []
-        lines = [line.split(None, 5) for line in file.readall().splitlines() if b"w-s " in line or b"wxs " in line]
-    found: list[tuple[int, int, bytes]] = []
-    for fields in lines:
-        if len(fields) == 6 and fields[5].startswith(b"/"):
-            major, _, minor = fields[3].partition(b":")
-            found.append((os.makedev(int(major, 16), int(minor, 16)), int(fields[4]), fields[5]))
-    return found
 
 
 def _seen(pid: int) -> _Seen | None:
@@ -275,12 +196,12 @@ def _command(pid: int) -> str:
     return " ".join(words.decode(errors="replace").split())[:_COMMAND_CHARS_MAX]
 
 
-def _descriptors(pid: int) -> Iterator[tuple[bytes, bytes]]:
+def _descriptors(pid: int) -> Iterator[bytes]:
+    """Returns the paths of a process's open files."""
     folder = b"/proc/%d/fd" % pid
     for name in os.listdir(folder):
-        descriptor = folder + b"/" + name
         with contextlib.suppress(OSError):
-            yield descriptor, os.readlink(descriptor)
+            yield os.readlink(folder + b"/" + name)
 
 
 @lru_cache(maxsize=1)

@@ -25,9 +25,8 @@ from killick.workspace.batch_reader import BatchReader, FileRequest, Found
 from killick.workspace.file_reader import CapturedFile, UnstableFile, closing, encoded, key_of, opened
 from killick.workspace.ignore import IGNORE_FILES, Rules
 from killick.workspace.inotify import Watch, is_trusted
-from killick.workspace.processes import written
 from killick.workspace.restore import PREFIX
-from killick.workspace.scan_cache import Folder, every, refs_of, walk
+from killick.workspace.scan_cache import Folder, every, refs_of
 from killick.workspace.tree import Entry, Id
 from killick.workspace.vault.vault import SnapshotWriter, Vault
 
@@ -97,10 +96,6 @@ class Scanner:
         self._force: Collection[str] = ()
         self._was_forced = False
         self._unwatched: set[str] = set()
-        self._inodes: dict[int, str] = {}
-        """The folder of each file, by inode."""
-        self._written: dict[str, set[str]] = {}
-        self._suspected: dict[str, set[str]] = {}
         self._always_scanned: set[str] = set()
         """Folders that are scanned every time: a file in them was read too soon after a change, or has hard links,
         through which it may change unnoticed."""
@@ -112,18 +107,15 @@ class Scanner:
         writing: SnapshotWriter,
         *,
         thorough: bool = False,
-        quick: bool = False,
         force: Collection[str] = (),
         quiet: Callable[[], None] = lambda: None,
     ) -> Entry:
         """Scans and stores the folder, and returns its root entry. `thorough`: scan everything, not only the kernel's
-        reports. `quick`: leave the check for files open for writing to the next scan. `force`: paths to include
-        despite ignore rules. `quiet`: called once the files may change again. After an error, call `invalidate`."""
+        reports. `force`: paths to include despite ignore rules. `quiet`: called once the files may change again. After
+        an error, call `invalidate`."""
         self.changed, self.left_out = 0, []
         self._force = frozenset(part for path in force for part in _upwards(path))
         self._check_generation(writing)
-        if not quick or self._suspected:
-            self._suspect_open()
         reported = self._reported() if self._top is not None and not self._force and not self._was_forced else None
         known = None if reported is None else {path for path in reported if self._find(path) is not None}
         self._always_scanned &= known or set()
@@ -168,32 +160,12 @@ class Scanner:
                 folder.ref = None
         self._generation = generation
 
-    def _suspect_open(self) -> None:
-        """Reads every file that is open for writing, now and once more after it is closed: writes through a mapping do
-        not change a file's times."""
-        found: dict[str, set[str]] = {}
-        open_now = written(self.path)
-        for path in open_now.paths:
-            above, _, name = os.fsdecode(path).rpartition("/")
-            found.setdefault(above, set()).add(name)
-        if open_now.inodes and self._top is not None:
-            # Open under another or a deleted name, while the same file is here.
-            inodes = {inode for _, inode in open_now.inodes} & self._inodes.keys()
-            for place in {self._inodes[inode] for inode in inodes}:
-                if (known := self._find(place)) is not None:
-                    others = {name for name, each in known.files.items() if each.key[3] in inodes}
-                    found.setdefault(place, set()).update(others)
-        before, self._written = self._written, found
-        self._suspected = {
-            folder: found.get(folder, set()) | before.get(folder, set()) for folder in found.keys() | before.keys()
-        }
-
     def _reported(self) -> set[str] | None:
         """Returns the folders that may have changed; None if only a full scan can tell."""
         changed = None if self._watch is None else self._kernel_changes(self._watch)
         if changed is None:
             return None
-        return changed | self._always_scanned | self._unwatched | self._suspected.keys()
+        return changed | self._always_scanned | self._unwatched
 
     def _kernel_changes(self, watch: Watch) -> set[str] | None:
         """Returns the folders in which the kernel saw changes; None if it does not know."""
@@ -322,7 +294,6 @@ class Scanner:
         files, folders, to_read = found.files, found.folders, found.to_read
         hidden = self._hidden.get(path, ())
         own = (_OWN, *(f"{each}-" for each in hidden if each in self._stores))
-        suspected = self._suspected.get(path, ())
         for name, status in listed.items():
             known = folder.files.get(name)
             is_known = known is not None and known.key == key_of(status)
@@ -343,7 +314,7 @@ class Scanner:
                     continue
             if known is not None:
                 files[name] = known
-            if not is_known or (known is not None and known.racy) or name in suspected:
+            if not is_known or (known is not None and known.racy):
                 to_read[name] = stat.S_ISREG(status.st_mode)
             found.is_linked |= status.st_nlink > 1
         return found
@@ -435,7 +406,6 @@ class Scanner:
                     continue
             else:
                 folder.files[name] = each
-                self._inodes[each.key[3]] = path
                 if each.racy:
                     self._always_scanned.add(path)
                 if known is not None and known.entry == each.entry:
@@ -472,11 +442,6 @@ class Scanner:
     def save(self, place: Path) -> None:
         """Saves the scan cache to disk, if changed."""
         top = self._top
-        for path, names in [*self._written.items(), *self._suspected.items()]:
-            folder = self._find(path)
-            for name in names if folder is not None else ():
-                if folder is not None and name in folder.files:
-                    folder.files[name].racy = True  # a mapped write leaves no trace
         if top is not None and top.ref is not None and self._saved != top.ref:
             scan_cache.save(place, top, sweeps=self._generation, rules=self._rules_digest, cipher=self.vault.cipher)
             self._saved = top.ref
@@ -486,7 +451,6 @@ class Scanner:
         found = scan_cache.saved(place, rules=self._rules_digest, cipher=self.vault.cipher)
         if found is not None:
             self._top, self._generation = found
-            self._inodes = {each.key[3]: path for path, folder in walk(self._top) for each in folder.files.values()}
 
     def _drop_watch(self) -> None:
         self.close()

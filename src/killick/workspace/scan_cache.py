@@ -67,18 +67,13 @@ class _Cache(msgspec.Struct, array_like=True):
     top: _Remembered
 
 
-def walk(top: Folder) -> Iterator[tuple[str, Folder]]:
-    """Yields all folders with their paths."""
-    waiting = [("", top)]
-    while waiting:
-        path, folder = waiting.pop()
-        yield path, folder
-        waiting += [(f"{path}/{name}" if path else name, below) for name, below in folder.folders.items()]
-
-
 def every(top: Folder) -> Iterator[Folder]:
     """Yields all folders."""
-    return (folder for _, folder in walk(top))
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        yield folder
+        waiting += folder.folders.values()
 
 
 def refs_of(folder: Folder) -> Iterator[Id]:

@@ -227,7 +227,7 @@ class Workspace:
         scanner, at_us = self._opened(), self._clock.now_us()
         thorough = thorough or (check and (at_us - scanner.full_scan_us) * CHECK_SHARE >= scanner.full_scan_took_us)
         with self.vault.writing() as writing, _invalidating(scanner):
-            top = scanner.scan(writing, thorough=thorough, quick=not check, force=force, quiet=quiet)
+            top = scanner.scan(writing, thorough=thorough, force=force, quiet=quiet)
             root = tree.store_root(top, writing.add)
             if self._published.get(owner) != root or writing.sweeps != self._sweeps:
                 writing.publish(root, owner, at_us)

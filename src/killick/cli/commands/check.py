@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -28,8 +27,6 @@ from killick.presenting import check_reports
 from killick.version import VERSION
 
 FILE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
-MISSED_MAX: Final = 6
-"""How many lines that no rehearsal reached are listed."""
 PATIENCE_SECONDS: Final = 60
 """How long one rehearsal may compute without ever letting go, before it is taken for one that never ends."""
 
@@ -52,8 +49,8 @@ def check_command(
     """Inject every fault into an agent, and report what breaks.
 
     Runs the agent once for each interruption: a crash before and after every write and effect, timeouts, lost replies,
-    rate limits, pauses, late answers, deadlines, a new release. Tools and models are not called: each returns a sample
-    of its type, or your value. No store is written.
+    rate limits, pauses, late answers, deadlines. Tools and models are not called: each returns a sample of its type, or
+    your value. No store is written.
 
     \b
     killick check app.py:review
@@ -97,16 +94,15 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
     # One line, rewritten; a pipe gets none of it.
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     shown = shell.err.is_terminal and not shell.json
-    # A bar that refreshes itself has a thread, and a process with threads cannot fork safely.
-    bar = Progress(*columns, console=shell.err, transient=True, disable=not shown, auto_refresh=False)
+    bar = Progress(*columns, console=shell.err, transient=True, disable=not shown)
     with bar as progress, _with_timeout(case):
         task = progress.add_task(f"interrupting {case.agent.name}", total=None)
 
         def tell(count: int, expected: int) -> None:
             signal.alarm(PATIENCE_SECONDS)  # another rehearsal begins, and may take its time
-            progress.update(task, completed=count, total=expected, refresh=count % 8 == 0)
+            progress.update(task, completed=count, total=expected)
 
-        report = check(case, stories_max=most, progress=tell, processes=os.cpu_count() or 1)
+        report = check(case, stories_max=most, progress=tell)
     shell.print(*rendered(report, clock.monotonic() - begun, shell.out.width))
     return report
 
@@ -143,7 +139,7 @@ def rendered(report: Report, seconds: float, width: int) -> Iterator[Text]:
         "baseline": Text.assemble(paint.status(report.left_alone), f", {counted(report.steps, 'step')}{asked}"),
         "interrupted": Text.assemble(f"{report.stories} times: {report.ways_text}", (rate, "dim")),
     }
-    if report.reached.tools or report.reached.lines:
+    if report.reached.tools:
         lines["reached"] = _reached(report.reached)
     if report.sampled:
         sampled = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
@@ -174,14 +170,8 @@ def _found(finding: Finding, width: int) -> Iterator[Text]:
 
 
 def _reached(reached: Reached) -> Text:
-    """The steps that the rehearsals reached, and those that none did."""
-    never = len(reached.tools_never)
-    parts = [f"{reached.tools - never} of {counted(reached.tools, 'tool')}"] if reached.tools else []
-    if reached.lines:
-        parts.append(f"{reached.lines_reached} of {reached.lines} lines")
-    missed = reached.lines_never
-    shown = [*missed[:MISSED_MAX], *([f"{len(missed) - MISSED_MAX} more"] if len(missed) > MISSED_MAX else [])]
-    return Text.assemble(", ".join(parts), *((f"\nnot: {', '.join(shown)}", "yellow"),) if shown else ())
+    """How many tools the rehearsals called."""
+    return Text(f"{reached.tools - len(reached.tools_never)} of {counted(reached.tools, 'tool')}")
 
 
 _VERDICTS: Final = {"faults": "bold red", "warnings": "bold yellow", "incomplete": "bold yellow", "sound": "bold green"}

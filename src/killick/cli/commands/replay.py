@@ -114,8 +114,7 @@ class _Screen:
     def begin(self, replay: Replay, source: str) -> None:
         state = replay.state
         origin = f", from {source}" if source != replay.run else ""
-        redacted = ", redacted" if replay.export.header.redacted is not None else ""
-        summary = f"  {state.agent}, {counted(len(state.fold.steps), 'step')} on record{origin}{redacted}, "
+        summary = f"  {state.agent}, {counted(len(state.fold.steps), 'step')} on record{origin}, "
         self._print((replay.run, "bold"), summary, (state.status, paint.STYLES.get(state.status, "")))
 
     def step(self, played: Played) -> None:
@@ -203,6 +202,6 @@ def _document(replayed: Replayed) -> dict[str, Any]:
         "run": replayed.run, "agent": replayed.agent, "outcome": replayed.outcome, "says": verdict(replayed),
         "status": replayed.status, "result": replayed.result, "failure": replayed.failure,
         "divergence": None if divergence is None else {"step": divergence.step, "reason": divergence.reason},
-        "beyond": replayed.beyond, "stopped": replayed.stopped, "redacted": replayed.is_redacted,
+        "beyond": replayed.beyond, "stopped": replayed.stopped,
         "played": replayed.played, "drifts": replayed.drifts, "strays": strays,
     }  # fmt: skip

@@ -27,6 +27,7 @@ from killick.store.records import Head
 from killick.web.handlers.status import last_seal
 from killick.web.handlers.step_detail import StepId, about, unknown
 from killick.web.handlers.step_list import StepPage, found_steps, state_of, through_of
+from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, Route, RunAsked, get, post
 from killick.web.tallies import RunUsage
 
@@ -218,11 +219,15 @@ def verify(call: Call[RunAsked, Nothing]) -> Verification:
 
 
 def export(call: Call[RunAsked, Nothing]) -> Response:
-    """A run as one file that can be loaded, verified and replayed anywhere; redacted for the caller."""
+    """A run as one file that can be loaded, verified and replayed anywhere. It has all values, so a server that hides
+    some does not serve it."""
     run = call.asked.run
     if call.client.runtime.store.head(run) is None:
         raise RunUnknown(run)
-    body = call.client.store.export(run, redact=call.mask.redaction(run) if call.mask else False)
+    if call.mask:
+        reason = "an export has the values that this server redacts; make it with `killick store export`"
+        raise Problem(403, f"{run}: {reason}", code="redacted")
+    body = call.client.store.export(run)
     name = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "_" for each in run)[:80]
     headers = {"Content-Disposition": f'attachment; filename="{name}.killick"'}
     return Response(body, headers=headers, media_type="application/octet-stream")

@@ -14,7 +14,6 @@ import msgspec
 from rich.filesize import decimal
 
 from killick.archive.export import export
-from killick.archive.redact import Redaction
 from killick.audit.seal import SEALS
 from killick.cli.context import Shell, command, complete_run, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed
@@ -255,42 +254,23 @@ def _sharing(log: Log, run: str, seqs: Sequence[int], pieces: set[bytes]) -> lis
 # export -------------------------------------------------------------------------------------------
 
 
-_ALL: Final = "*"
-
-
 @command("export", json=False)
 @run_argument
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file.  [default: stdout]")
-@click.option(
-    "--redact",
-    "fields",
-    metavar="[FIELD,…]",
-    is_flag=False,
-    flag_value=_ALL,
-    multiple=True,
-    help="Replace values by pseudonyms: all, or the named fields.",
-)
-def export_command(shell: Shell, run: str, output: Path | None, fields: tuple[str, ...]) -> None:
+def export_command(shell: Shell, run: str, output: Path | None) -> None:
     """Write a run to one file of JSON lines: its events, their values, and the hash chain that proves them.
 
     `killick time replay` and killick.testing.replay read the file without a store. It holds the data of the run:
-    protect it, or redact it.
+    protect it.
 
     \b
       killick store export claim_17 -o claim_17.killick
-      killick store export claim_17 --redact name,amount -o for_them.killick
     """
-    named = [name for field in fields for name in field.split(",") if name]
-    if _ALL in named and len(named) > 1:
-        raise CommandFailed("--redact: is for everything, or for the fields that it names; leave one of the two out")
-    redact = named == [_ALL] or named
-    redaction = Redaction(shell.ids.key(), () if redact is True else tuple(named)) if redact else None
-    data = export(shell.log, run, redaction=redaction)
+    data = export(shell.log, run)
     if output is None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         return
     shell.save(output, data)
     header = msgspec.json.decode(data.split(b"\n", 1)[0])
-    redacted = "" if not named else ", redacted" if redact is True else f", {', '.join(named)} redacted"
-    shell.note(f"{output}: {counted(header['events'], 'event')}, {decimal(len(data))}{redacted}")
+    shell.note(f"{output}: {counted(header['events'], 'event')}, {decimal(len(data))}")
