@@ -28,7 +28,6 @@ from killick.web.app_context import AppContext
 from killick.web.idempotency import IdempotencyKeys
 from killick.web.problems import Problem, problem_of
 from killick.web.render import problem_page, render
-from killick.web.response_cache import ResponseCache
 from killick.web.routes import Call, Created, Nothing, Person, Route
 
 A = TypeVar("A", bound=msgspec.Struct)
@@ -41,7 +40,6 @@ class Endpoints:
     def __init__(self, context: AppContext, *, once: IdempotencyKeys | None = None) -> None:
         self.context = context
         self.once = once
-        self.answers = ResponseCache(context.client.runtime.clock, context.client.runtime.store)
 
     def table(self, routes: Sequence[Route]) -> list[StarletteRoute]:
         """The Starlette routes of a table; a fixed segment wins over a parameter."""
@@ -73,9 +71,7 @@ class _Endpoint:
             call = await self._call(request)
             if self.route.writes:
                 return await self._written(call)
-            if self.route.gives is None:
-                return await self._carried_out(call)
-            answer = await self.app.answers.given(call, self._carried_out, personal=self.route.personal)
+            answer = await self._carried_out(call)
             known, version = request.headers.get("if-none-match"), answer.headers.get("etag")
             return answer if version is None or known != version else Response(None, 304, {"ETag": version})
         except Exception as error:
@@ -88,7 +84,6 @@ class _Endpoint:
                 return await self.app.once.around(call, self.route, self._answered)
             return await self._carried_out(call)
         finally:
-            self.app.answers.forget()
             self.context.questions.forget()
 
     async def _answered(self, call: Call[Any, Any]) -> Response:
