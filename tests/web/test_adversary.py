@@ -217,7 +217,7 @@ READ = (
     "/why",
     "/act",
     "/moments",
-    "/graph.svg",
+    "/graph",
     "/export",
 )
 

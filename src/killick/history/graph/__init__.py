@@ -1,1 +1,1 @@
-"""A run, its forks and its children as a graph, and its drawings."""
+"""A run, its forks and its children as a graph, and its outline."""
