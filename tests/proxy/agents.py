@@ -9,6 +9,9 @@ from typing import Any
 
 import anthropic
 import openai
+import pytest
+
+import killick
 
 KEY = "sk-killick-test-0123456789abcdef"
 
@@ -25,6 +28,17 @@ READ = tool("read_file", "Reads a file.", path="string")
 
 def text_of(path: str, lines: int = 120) -> str:
     return f"# {path}\n" + "".join(f"{path} line {number} says something of its own\n" for number in range(lines))
+
+
+FORMS = [("openai", False), ("openai", True), ("anthropic", False), ("anthropic", True)]
+each_form = pytest.mark.parametrize(
+    ("shape", "streams"), FORMS, ids=["chat", "chat-stream", "messages", "messages-stream"]
+)
+
+
+def only_run(kd: killick.Client) -> str:
+    [row] = kd.list()
+    return row.id
 
 
 class Loop:

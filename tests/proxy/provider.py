@@ -343,10 +343,12 @@ class Desk:
     @contextlib.contextmanager
     def proxied(self, **options: Any) -> Iterator[str]:
         """The proxy's address, for as long as it serves; opened anew each time, from the same store."""
-        with killick.open(str(self.store)) as client:
-            given = {"budget": None, **self.options, **options}
-            with Serving(Proxy(client, self.upstream, **given)) as proxy:
-                yield proxy.url
+        given = self.options | options
+        with (
+            killick.open(str(self.store)) as client,
+            Serving(Proxy(client, self.upstream, **given)) as proxy,
+        ):
+            yield proxy.url
 
     @contextlib.contextmanager
     def record(self) -> Iterator[killick.Client]:

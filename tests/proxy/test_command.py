@@ -46,15 +46,14 @@ def test_it_makes_a_store_and_says_where_to_point_clients(capsys: Capture, serve
         "  OPENAI_BASE_URL=http://127.0.0.1:8787/v1",
         "  ANTHROPIC_BASE_URL=http://127.0.0.1:8787",
     ]
-    assert (served["budget"], served["port"], served["host"]) == (100_000, 8787, "127.0.0.1")
+    assert (served["port"], served["host"]) == (8787, "127.0.0.1")
     code, out, _ = call(capsys, "proxy", *AT, "--json")
     assert (code, '"url":"http://127.0.0.1:8787"' in out) == (0, True)
 
 
 def test_options_reach_the_server(capsys: Capture, served: dict[str, Any]) -> None:
-    words = ("--no-paging", "--agent", "mender", "--timeout", "5", "--body-mb", "1", "--port", "0", "--host", "::1")
+    words = ("--agent", "mender", "--timeout", "5", "--body-mb", "1", "--port", "0", "--host", "::1")
     assert call(capsys, "proxy", *AT, *words)[0] == 0
-    assert served["budget"] is None
     assert (served["agent"], served["timeout_seconds"], served["body_bytes_max"]) == ("mender", 5, 1 << 20)
     assert (served["port"], served["host"]) == (0, "::1")
 
@@ -72,7 +71,7 @@ def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch:
         (("--upstream", "api.openai.com"), "is not the address of a provider; write it as https://api.openai.com"),
         (("--upstream", "ftp://x"), "is not the address of a provider"),
         (("--upstream", "https://me:secret@x.example"), "x.example: has a user or password in its URL"),
-        ((*AT, "--budget", "0"), "--budget: "),
+        ((*AT, "--body-mb", "0"), "--body-mb: "),
         ((*AT, "--agent", "killick.x"), "no name for these runs"),
     ],
 )

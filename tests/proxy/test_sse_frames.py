@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from killick.proxy.anthropic_messages import Messages
-from killick.proxy.frames import Frames, framed
+from killick.proxy.frames import Frames
 from killick.proxy.openai_chat import Chat
 from proxy.provider import Says, anthropic, chat
 
@@ -36,7 +36,6 @@ def test_data_on_several_lines_is_one_text_and_a_last_event_needs_no_blank_line(
     frames = Frames()
     assert [frame.data for frame in frames.feed(b"data: a\ndata:b\n\ndata: {}")] == ["a\nb"]
     assert [frame.read() for frame in frames.end()] == [{}]
-    assert Frames().feed(framed({"a": "ö"}, "x"))[0].read() == {"a": "ö"}
 
 
 SAID = Says("Grüße, 世界 🌍 and more", [("look", {"at": "ö" * 9}), ("recall", {"handle": "m1"})], thinking="hm")
@@ -48,31 +47,17 @@ SAID = Says("Grüße, 世界 🌍 and more", [("look", {"at": "ö" * 9}), ("reca
 def test_a_stream_is_put_together_as_the_reply_that_it_streams(wire: Any, made: Any, cuts: list[int]) -> None:
     calls = [(f"call_{n}", name, given) for n, (name, given) in enumerate(SAID.calls)]
     whole, stream = made(SAID, "r", calls, {"model": "m", "stream_options": {"include_usage": True}})
-    for own in ((), ("recall",)):
-        splice, frames = wire.splice(), Frames()
-        splice.begin(own)
-        shown = b""
-        for piece in in_pieces(stream, cuts):
-            shown += b"".join(map(splice.take, frames.feed(piece)))
-        assert b"".join(map(splice.take, frames.end())) == b""
-        found = splice.reply()
-        assert found is not None
-        assert _without_nothing(found) == _without_nothing(whole)
-        assert splice.is_whole
-        shown += splice.finish()
-        if not own:
-            assert shown == stream, "where there is nothing to hold back, byte for byte"
-        else:
-            assert b"recall" not in shown
-            assert _shown(wire, shown) == _without_nothing(wire.visible([whole], {"call_1"}))
-
-
-def _shown(wire: Any, data: bytes) -> Any:
-    splice, frames = wire.splice(), Frames()
-    splice.begin()
-    for frame in frames.feed(data):
-        splice.take(frame)
-    return _without_nothing(splice.reply())
+    streamed, frames = wire.streamed(), Frames()
+    shown = b""
+    for piece in in_pieces(stream, cuts):
+        shown += b"".join(map(streamed.take, frames.feed(piece)))
+    assert b"".join(map(streamed.take, frames.end())) == b""
+    found = streamed.reply()
+    assert found is not None
+    assert _without_nothing(found) == _without_nothing(whole)
+    assert streamed.is_whole
+    assert shown + streamed.finish() == stream, "byte for byte"
+    assert len(shown) < len(stream), "the end waits for the record"
 
 
 def _without_nothing(reply: Any) -> Any:
@@ -84,8 +69,7 @@ def _without_nothing(reply: Any) -> Any:
 
 def test_the_reply_of_a_stream_can_be_written_as_json() -> None:
     _, stream = chat(SAID, "r", [], {"model": "m"})
-    splice = Chat().splice()
-    splice.begin()
+    streamed = Chat().streamed()
     for frame in Frames().feed(stream):
-        splice.take(frame)
-    assert json.loads(json.dumps(splice.reply()))["object"] == "chat.completion"
+        streamed.take(frame)
+    assert json.loads(json.dumps(streamed.reply()))["object"] == "chat.completion"

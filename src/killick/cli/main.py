@@ -31,7 +31,7 @@ COMMANDS: Final[dict[str, str]] = {
     "answer": "answer a question",
     "demo": "see a crash and a recovery",
     "pause": "stop at the next step",
-    "proxy": "record and page model calls",
+    "proxy": "record model calls",
     "resume": "continue runs",
     "completion": "for your shell",
     "cancel": "end runs",

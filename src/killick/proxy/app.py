@@ -1,4 +1,4 @@
-"""The proxy as an ASGI app: which calls are recorded and paged; all others pass unchanged.
+"""The proxy as an ASGI app: which calls are recorded; all others pass unrecorded.
 
 Credentials go upstream in their headers, and are not stored.
 """
@@ -27,7 +27,7 @@ from killick.proxy.exchange import Caller, ProxyRequest, Send, relay
 from killick.proxy.openai_chat import Chat
 from killick.proxy.openai_responses import Responses
 from killick.proxy.upstream import RUN_HEADER, Headers, Upstream
-from killick.proxy.wire import ParsedBody, Wire, is_map
+from killick.proxy.wire import Wire, is_map
 
 if TYPE_CHECKING:
     from killick.client.client import Client
@@ -38,7 +38,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 AGENT: Final = "proxy"
-BUDGET: Final = 100_000
 BODY_BYTES_MAX: Final = 64 << 20
 """Larger requests pass unread."""
 
@@ -62,7 +61,6 @@ class Proxy:
         client: Client,
         upstream: str,
         *,
-        budget: int | None = BUDGET,
         agent: str = AGENT,
         body_bytes_max: int = BODY_BYTES_MAX,
         timeout_seconds: float = TIMEOUT_SECONDS,
@@ -70,7 +68,7 @@ class Proxy:
     ) -> None:
         self._names = LOCAL_NAMES | {name.lower() for name in host_names}
         self.upstream = Upstream(upstream, timeout_seconds=timeout_seconds)
-        self.conversations = Conversations(client, agent=agent, budget=budget)
+        self.conversations = Conversations(client, agent=agent)
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +152,7 @@ class Proxy:
         calling = ProxyRequest(
             self.upstream, wire, asked, hashes, url=url, headers=headers, content=content, caller=caller
         )  # fmt: skip
-        origin = {"shape": wire.shape, "upstream": str(self.upstream.url), "model": asked.body.get("model")}
+        origin = {"shape": wire.shape, "upstream": str(self.upstream.url), "model": asked.get("model")}
         try:
             async with self.conversations.conversation_for(wire, hashes, name=name, origin=origin) as conversation:
                 await calling.go(conversation)
@@ -190,7 +188,7 @@ def _wire_like(scope: Scope) -> Wire:
     return WIRES["/v1/messages" if anthropic else "/chat/completions"]
 
 
-def _read(wire: Wire, headers: Headers, content: bytes) -> tuple[ParsedBody, Digests] | None:
+def _read(wire: Wire, headers: Headers, content: bytes) -> tuple[dict[str, Any], Digests] | None:
     """Parses a body; None if it is not understood or too deep, so that it passes unchanged."""
     coding = next((value.strip().lower() for key, value in headers if key.lower() == b"content-encoding"), b"identity")
     try:
@@ -200,8 +198,9 @@ def _read(wire: Wire, headers: Headers, content: bytes) -> tuple[ParsedBody, Dig
             if unpacking.unconsumed_tail:
                 return None
         body: Any = msgspec.json.decode(content)
-        asked = wire.asked(body) if is_map(body) else None
-        return None if asked is None else (asked, digests_of(asked.messages, wire.shape, credentials_digest(headers)))
+        if not is_map(body):
+            return None
+        return body, digests_of(wire.messages(body), wire.shape, credentials_digest(headers))
     except (KeyError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

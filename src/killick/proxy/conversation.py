@@ -1,4 +1,4 @@
-"""One conversation as a run: its log, its window, and the exchanges hidden from its client.
+"""One conversation as a run: its log and its position.
 
 Every request is recorded before it is sent, and a reply before its client receives the end. The proxy holds the run's
 lease while the conversation is open.
@@ -7,7 +7,7 @@ lease while the conversation is open.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,24 +19,18 @@ from killick.engine.steps.model_reply import reasoning_of, text_of, usage_of
 from killick.errors import LeaseLost, LogError
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
-from killick.model import codec, page_events
+from killick.model import codec
 from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.hashing import action_key
-from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG, shown_of
-from killick.proxy.wire import Wire, is_map
-from killick.store.records import READ_LIMIT
-from killick.type_init import ready
+from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG
+from killick.proxy.wire import Wire
 from killick.version import VERSION
-from killick.window import Decision, Window
 
 if TYPE_CHECKING:
     from killick.client.client import Client
 
 logger: Final = get_logger("killick.proxy")
-
-EXCHANGE: Final = "exchange"
-"""The fact that stores hidden exchanges."""
 
 BY: Final = "proxy"
 _PRICES: Final = Prices()
@@ -44,26 +38,13 @@ _DIED: Final = Failure.of("killick.proxy", "the proxy ended before the reply did
 GONE: Final = Failure.of("killick.proxy", "the client went away before the reply was over", kind="cancelled")
 
 
-class Exchange(msgspec.Struct, frozen=True):
-    """The hidden exchange behind one visible reply: `messages` instead of it, and results for the next request.
-
-    `index` is the reply's position in the client's history, and `said` its fingerprint there.
-    """
-
-    index: int
-    said: str
-    messages: list[Any]
-    held: list[Any] = []
-
-
 class Conversation:
     """An open conversation. One request at a time holds it."""
 
-    def __init__(self, client: Client, log: RunLog, wire: Wire, window: Window | None) -> None:
+    def __init__(self, client: Client, log: RunLog, wire: Wire) -> None:
         self.client = client
         self.log = log
         self.wire = wire
-        self.window = window
         self.root: str | None = None
         self.tip = ""
         self.at: str | None = None
@@ -71,12 +52,8 @@ class Conversation:
         self.freed = asyncio.Event()
         self.used = client.runtime.clock.monotonic()
         self.lease: Lease | None = None
-        self.unpaged: str | None = None
-        """Why it is no longer paged, after a failure."""
-        self.noted: str | None = None
         self.said: str = ""
         self.is_lost = False
-        self._exchanges: dict[int, Exchange] = {}
         self._steps = len(log.fold.tops)
         self._first: list[Entry] = []
 
@@ -93,14 +70,14 @@ class Conversation:
 
     @classmethod
     def begun(
-        cls, client: Client, run: str, agent: str, wire: Wire, window: Window | None, *, root: str | None, tip: str,
-        left: str | None, origin: Mapping[str, Any],
+        cls, client: Client, run: str, agent: str, wire: Wire, *, root: str | None, tip: str, left: str | None,
+        origin: Mapping[str, Any],
     ) -> Conversation:  # fmt: skip
         """Prepares a new one; its first call writes it."""
         engine, now = client.runtime.engine, client.runtime.clock.now_us()
         since = client.runtime.clock.monotonic()
         log = client.runtime.log.begin(run, holder=engine.holder, seconds=engine.lease_seconds)
-        made = cls(client, log, wire, window)
+        made = cls(client, log, wire)
         made.root, made.tip = root, tip
         build = e.Build(version=VERSION)
         started = e.RunStarted(at=now, run=run, agent=agent, build=build, tags=made.tags, follows=left)
@@ -110,15 +87,15 @@ class Conversation:
         return made
 
     @classmethod
-    def opened(cls, client: Client, run: str, wire: Wire, window: Window | None) -> Conversation:
+    def opened(cls, client: Client, run: str, wire: Wire) -> Conversation:
         """Opens one from its log. RunBusy if another worker holds it."""
         engine, clock = client.runtime.engine, client.runtime.clock
         since = clock.monotonic()
         head = client.runtime.store.lease(run, engine.holder, seconds=engine.lease_seconds)
         try:
             log = client.runtime.log.open(run, head=head)
-            made = cls(client, log, wire, window)
-            made._read()
+            made = cls(client, log, wire)
+            made._read_tags()
             made._take_over(log.epoch)
         except BaseException:
             client.runtime.store.release(run, epoch=head.epoch, holder=engine.holder)
@@ -126,25 +103,12 @@ class Conversation:
         made._leased(log.epoch, since)
         return made
 
-    def _read(self) -> None:
-        """Reads its window decisions and its hidden exchanges."""
-        facts = self.log.fold.facts
-        for tag in facts.tags:
+    def _read_tags(self) -> None:
+        for tag in self.log.fold.facts.tags:
             if tag.startswith(ROOT_TAG):
                 self.root = tag.removeprefix(ROOT_TAG)
             elif tag.startswith(TIP_TAG):
                 self.tip = tag.removeprefix(TIP_TAG)
-        after = 0
-        while recorded := self.client.runtime.log.read(self.run, after=after, limit=READ_LIMIT):
-            for each in recorded:
-                if isinstance(each.event, page_events.PageEvent):
-                    if self.window is not None:
-                        self.window.apply([each.event])
-                elif isinstance(each.event, e.FactDrawn) and each.event.name == EXCHANGE:
-                    found = self.client.runtime.log.data(self.run, each.seq)["value"]
-                    exchange = msgspec.convert(found, ready(Exchange))
-                    self._exchanges[exchange.index] = exchange
-            after = recorded[-1].seq
 
     def _take_over(self, epoch: int) -> None:
         """Takes the run over: reopens an ended one, and fails a call that the previous holder left open."""
@@ -182,72 +146,38 @@ class Conversation:
     def tags(self) -> tuple[str, ...]:
         return ((f"{ROOT_TAG}{self.root}",) if self.root else ()) + ((f"{TIP_TAG}{self.tip}",) if self.tip else ())
 
-    # recorded exchanges -------------------------------------------------------------------------
-
-    def history(self, messages: Sequence[Any]) -> list[Any]:
-        """Returns a client's messages with the hidden exchanges inserted."""
-        whole: list[Any] = []
-        index = 0
-        while index < len(messages):
-            exchange = self._exchanges.get(index)
-            end = index
-            while exchange is not None and end < len(messages) and _is_assistant(messages[end]):
-                end += 1
-            if exchange is None or exchange.said != e.to_text(shown_of(messages[index:end])):
-                whole.append(messages[index])
-                index += 1
-                continue
-            whole += exchange.messages
-            if exchange.held:
-                whole += self.wire.joined(exchange.held, messages[end : end + 1])
-                end += 1
-            index = end
-        return whole
-
     # writing ----------------------------------------------------------------------------------
 
-    async def intend(self, arguments: Mapping[str, Any], decisions: Sequence[Decision] = (), *, note: str = "") -> str:
-        """Records an outgoing call with its window decisions; returns the step's id."""
+    async def intend(self, arguments: Mapping[str, Any]) -> str:
+        """Records an outgoing call; returns the step's id."""
         if self.is_lost:
             raise LeaseLost(self.run)
         step = str(self._steps + 1)
-        if await self._written(partial(self._intention, step, arguments, decisions, note)):
+        if await self._written(partial(self._intention, step, arguments)):
             self.failed(step, GONE)
             raise asyncio.CancelledError
         return step
 
-    def _intention(self, step: str, arguments: Mapping[str, Any], decisions: Sequence[Decision], note: str) -> None:
+    def _intention(self, step: str, arguments: Mapping[str, Any]) -> None:
         now = self.client.runtime.clock.now_us()
         digest = codec.digest(arguments, secret_key=self.client.runtime.store.secret_key)
         key = action_key(self.run, step, self.wire.step, digest, generation=self.log.fold.facts.generation)
-        entries = [*self._first, *self._decided(decisions, step)]
-        if note and note != self.noted:
-            entries.append(Entry(e.NoteMade(at=now, step=step, by=BY), {"note": note}))
         epoch = 1 if self._first else self.log.epoch
         name, digest_text = self.wire.step, e.to_text(digest)
         started = e.StepStarted(at=now, step=step, sort="model", name=name, digest=digest_text, key=key, epoch=epoch)
-        self.log.append(*entries, Entry(started, {"arguments": dict(arguments)}))
-        self._steps, self._first, self.noted = self._steps + 1, [], note or self.noted
+        self.log.append(*self._first, Entry(started, {"arguments": dict(arguments)}))
+        self._steps, self._first = self._steps + 1, []
 
-    async def replied(
-        self, step: str, reply: Mapping[str, Any], decisions: Sequence[Decision], *, exchange: Exchange | None = None,
-        tip: str | None = None,
-    ) -> None:  # fmt: skip
-        """Records a call's outcome; with a tip it is the client's reply, and the conversation's new position."""
+    async def replied(self, step: str, reply: Mapping[str, Any], tip: str) -> None:
+        """Records a call's reply, and the conversation's new position."""
         now = self.client.runtime.clock.now_us()
         ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="returned", usage=_priced(reply))
         values: dict[str, Any] = {"output": dict(reply)}
         if reasoning := reasoning_of(reply):
             values["reasoning"] = reasoning
-        entries = [Entry(ended, values), *self._decided(decisions, str(self._steps + 1))]
-        if exchange is not None:
-            fact = e.FactDrawn(at=now, name=EXCHANGE, step=str(self._steps + 1))
-            entries.append(Entry(fact, {"value": msgspec.to_builtins(exchange)}))
-            self._exchanges[exchange.index] = exchange
-        if tip is not None:
-            self.tip, self.said = tip, text_of(reply)
-            entries.append(Entry(e.RunTagged(at=now, tags=self.tags, by=BY)))
-        if await self._written(partial(self.log.append, *entries)):
+        self.tip, self.said = tip, text_of(reply)
+        tagged = Entry(e.RunTagged(at=now, tags=self.tags, by=BY))
+        if await self._written(partial(self.log.append, Entry(ended, values), tagged)):
             raise asyncio.CancelledError
 
     async def _written(self, write: Callable[[], object]) -> bool:
@@ -267,18 +197,6 @@ class Conversation:
         now = self.client.runtime.clock.now_us()
         ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="refused" if refused else "unknown")
         self.log.append_behind(Entry(ended, {"failure": failure} | ({"progress": partial} if partial else {})))
-
-    def _decided(self, decisions: Iterable[Decision], step: str) -> list[Entry]:
-        now = self.client.runtime.clock.now_us()
-        budget = {} if self.window is None else {"budget": self.window.budget}
-        return [
-            Entry(msgspec.structs.replace(each.event, at=now, step=step), each.data | (budget if place == 0 else {}))
-            for place, each in enumerate(decisions)
-        ]
-
-
-def _is_assistant(message: Any) -> bool:
-    return is_map(message) and message.get("role") == "assistant"
 
 
 def _priced(reply: Mapping[str, Any]) -> e.Usage | None:

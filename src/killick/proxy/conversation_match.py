@@ -69,12 +69,6 @@ def print_of_messages(messages: Sequence[Any]) -> bytes:
     return _digest(["calls", *calls] if calls else ["words", words])
 
 
-def shown_of(messages: Sequence[Any]) -> bytes:
-    """Returns a reply's text and calls. A client's edit changes it."""
-    words, calls = _said(messages)
-    return _digest([words, *calls])
-
-
 def _said(messages: Sequence[Any]) -> tuple[str, list[list[Any]]]:
     words, calls = "", list[list[Any]]()
     for message in filter(is_map, messages):

@@ -21,7 +21,6 @@ from killick.proxy.openai_chat import Chat
 from killick.proxy.wire import Wire
 from killick.store.protocol import is_held
 from killick.store.records import RunQuery, RunRow
-from killick.window import Window
 
 if TYPE_CHECKING:
     from killick.client.client import Client
@@ -45,10 +44,9 @@ _FORKS_MAX: Final = 1_000
 class Conversations:
     """All conversations of one proxy. Belongs to one loop."""
 
-    def __init__(self, client: Client, *, agent: str, budget: int | None) -> None:
+    def __init__(self, client: Client, *, agent: str) -> None:
         self.client = client
         self.agent = agent
-        self.budget = budget
         self._open: OrderedDict[str, Conversation] = OrderedDict()
         self._tips: dict[str, list[Conversation]] = {}
         """Conversations at the same position, the latest last: many start with the same words."""
@@ -153,7 +151,7 @@ class Conversations:
             # A fork inherits its parent's tags, but belongs to the person who made it.
             if row.run not in self._open and head is not None and head.parent is None:
                 with contextlib.suppress(LogError):
-                    return Conversation.opened(self.client, row.run, wire, self._window(wire))
+                    return Conversation.opened(self.client, row.run, wire)
         return None
 
     def _is_ours(self, row: RunRow) -> bool:
@@ -182,7 +180,7 @@ class Conversations:
             return None, None
         conversation = self._open.get(last)
         if conversation is None:
-            opened = await asyncio.to_thread(Conversation.opened, self.client, last, wire, self._window(wire))
+            opened = await asyncio.to_thread(Conversation.opened, self.client, last, wire)
             conversation = self._keep(opened)
         if conversation.at is not None:
             return conversation, None  # its current request may move it to this one's position
@@ -198,15 +196,11 @@ class Conversations:
             run = next(
                 each for each in _names(name) if each not in self._open and not self.client.runtime.store.head(each)
             )
-        window = self._window(wire)
         return self._keep(
             Conversation.begun(
-                self.client, run, self.agent, wire, window, root=hashes.root, tip=hashes.asked, left=left, origin=origin
+                self.client, run, self.agent, wire, root=hashes.root, tip=hashes.asked, left=left, origin=origin
             )
         )
-
-    def _window(self, wire: Wire) -> Window | None:
-        return None if self.budget is None else Window(self.budget, shape=wire.shape)
 
     def _keep(self, conversation: Conversation) -> Conversation:
         self._open[conversation.run] = conversation
@@ -234,7 +228,7 @@ class Conversations:
             async with self._finding:
                 if row not in self._open:
                     with contextlib.suppress(LogError):
-                        left = await asyncio.to_thread(Conversation.opened, self.client, row, Chat(), None)
+                        left = await asyncio.to_thread(Conversation.opened, self.client, row, Chat())
                         await asyncio.to_thread(left.let_go)
 
     def _left(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The frames of server-sent events, read with their raw bytes, and written."""
+"""The frames of server-sent events, read with their raw bytes."""
 
 from __future__ import annotations
 
@@ -57,9 +57,3 @@ class Frames:
 def _frame(raw: bytes) -> Frame:
     fields = [line.partition(":") for line in _LINES.split(raw.decode("utf-8", "replace"))]
     return Frame(raw, "\n".join(value.removeprefix(" ") for name, _, value in fields if name == "data"))
-
-
-def framed(data: Any, event: str = "") -> bytes:
-    """Returns an event as bytes."""
-    body = data.encode() if isinstance(data, str) else msgspec.json.encode(data)
-    return (f"event: {event}\n".encode() if event else b"") + b"data: " + body + b"\n\n"

@@ -1,44 +1,22 @@
-"""OpenAI's Responses API: requests, replies and event streams. Recorded and sent unchanged: never paged."""
+"""OpenAI's Responses API: requests, replies and event streams."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-from killick.proxy.frames import Frame, framed
-from killick.proxy.wire import ParsedBody, Splice, Wire, is_list, is_map, maps
+from killick.proxy.frames import Frame
+from killick.proxy.wire import StreamedReply, Wire, is_list, is_map, maps
 from killick.window.messages import Shape
 
-
-class Responses(Wire):
-    """POST /v1/responses."""
-
-    shape: Shape = "openai-responses"
-    step = "responses"
-
-    def asked(self, body: dict[str, Any]) -> ParsedBody:
-        given, tools = body.get("input"), body.get("tools")
-        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        return ParsedBody(
-            body, messages if is_list(messages) else [], tools if is_list(tools) else [], body.get("instructions"),
-            "the proxy does not page the Responses API",
-        )  # fmt: skip
-
-    def said(self, reply: Mapping[str, Any]) -> list[Any]:
-        return maps(reply.get("output"))
-
-    def splice(self) -> ResponseSplice:
-        return ResponseSplice()
-
-    def broken(self, error: Mapping[str, Any]) -> bytes:
-        return framed({"type": "error", **error}, "error")
+_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 
 
-class ResponseSplice(Splice):
-    """The events of one response; the last one contains it whole. There is only one round."""
+class StreamedResponse(StreamedReply):
+    """The events of one response; the last one contains it whole."""
 
-    def begin(self, own: Collection[str] = ()) -> None:
-        super().begin(own)
+    def __init__(self) -> None:
+        super().__init__()
         self._whole: dict[str, Any] | None = None
 
     def take(self, frame: Frame) -> bytes:
@@ -47,10 +25,7 @@ class ResponseSplice(Splice):
             self._whole = event["response"]
         if event.get("type") == "error":
             self.error = event
-        if event.get("type") in ("response.completed", "response.incomplete", "response.failed"):
-            self._tail.append(frame.raw)
-            return b""
-        return frame.raw
+        return self._held(frame) if event.get("type") in _ENDS else frame.raw
 
     def reply(self) -> dict[str, Any] | None:
         return self._whole
@@ -58,3 +33,19 @@ class ResponseSplice(Splice):
     @property
     def is_whole(self) -> bool:
         return bool(self._tail)
+
+
+class Responses(Wire):
+    """POST /v1/responses."""
+
+    shape: Shape = "openai-responses"
+    step = "responses"
+    streamed = StreamedResponse
+
+    def messages(self, body: Mapping[str, Any]) -> list[Any]:
+        given = body.get("input")
+        found = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        return found if is_list(found) else []
+
+    def said(self, reply: Mapping[str, Any]) -> list[Any]:
+        return maps(reply.get("output"))

@@ -23,7 +23,7 @@ _HOP: Final = frozenset({
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
 _FRESH: Final = frozenset({b"host", b"content-length", b"expect", RUN_HEADER})
-_CODED: Final = frozenset({b"content-encoding", b"accept-encoding"})
+_CODED: Final = frozenset({b"accept-encoding"})
 _NONE: Final[frozenset[bytes]] = frozenset()
 _BODY: Final = frozenset({b"content-length", b"content-encoding"})
 
@@ -70,7 +70,7 @@ class Upstream:
 
 
 def asking(headers: Iterable[tuple[bytes, bytes]], *, whole: bool = False) -> list[tuple[bytes, bytes]]:
-    """Returns the request headers to forward. With `whole` the body is rewritten, and the reply is read by us."""
+    """Returns the request headers to forward. With `whole` the reply is read by us."""
     given = list(headers)
     gone = _HOP | _FRESH | _named(given) | (_CODED if whole else _NONE)
     kept = [(name, value) for name, value in given if name.lower() not in gone]
@@ -78,7 +78,7 @@ def asking(headers: Iterable[tuple[bytes, bytes]], *, whole: bool = False) -> li
 
 
 def answering(headers: Iterable[tuple[bytes, bytes]], *, whole: bool = False) -> list[tuple[bytes, bytes]]:
-    """Returns the response headers to forward. With `whole` the body may be rewritten."""
+    """Returns the response headers to forward. With `whole` the body was unpacked."""
     given = list(headers)
     gone = _HOP | _named(given) | (_BODY if whole else _NONE)
     return [(name, value) for name, value in given if name.lower() not in gone]

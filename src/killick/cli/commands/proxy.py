@@ -1,4 +1,4 @@
-"""`killick proxy`: a proxy for model providers that pages requests and records every call."""
+"""`killick proxy`: a proxy for model providers that records every call."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from killick.cli.exit_codes import CommandFailed, Exit
 
 @command("proxy")
 @click.option("--upstream", metavar="URL", required=True, help="The provider: https://api.openai.com.")
-@click.option("--budget", metavar="TOKENS", type=click.IntRange(1), default=100_000, show_default=True,
-              help="The tokens that a call may have before pages are evicted.")  # fmt: skip
-@click.option("--paging/--no-paging", default=True, help="Page the requests, or only record them.  [default: page]")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to serve on.")
 @click.option("--port", metavar="N", type=click.IntRange(0, 65_535), default=8787, show_default=True,
               help="The port; 0 takes a free one.")  # fmt: skip
@@ -31,17 +28,17 @@ from killick.cli.exit_codes import CommandFailed, Exit
 @click.option("--host-name", "host_names", metavar="NAME", multiple=True,
               help="Another host name of this machine that clients use. May be repeated.")  # fmt: skip
 def proxy_command(
-    shell: Shell, upstream: str, budget: int, paging: bool, host: str, port: int, agent: str, timeout: float,
-    body_mb: int, host_names: tuple[str, ...],
+    shell: Shell, upstream: str, host: str, port: int, agent: str, timeout: float, body_mb: int,
+    host_names: tuple[str, ...],
 ) -> Exit:  # fmt: skip
-    """Proxy model calls to a provider: page the requests, and record every call.
+    """Proxy model calls to a provider, and record every call.
 
     Point a client's base URL at it. Calls of OpenAI's chat completions and responses and of Anthropic's messages are
     recorded, one run for each conversation. Other requests pass unchanged.
 
     \b
       killick proxy --upstream https://api.openai.com
-      killick proxy --upstream https://api.anthropic.com --budget 60000
+      killick proxy --upstream https://api.anthropic.com --port 8788
       OPENAI_BASE_URL=http://127.0.0.1:8787/v1 python agent.py
     """
     shell.refuse_without("the proxy", "proxy", "httpx", "uvicorn")
@@ -49,7 +46,7 @@ def proxy_command(
         raise CommandFailed(f"{agent!r}: no name for these runs; --agent names another")
     client = shell.creating()
     options: dict[str, Any] = {
-        "host": host, "port": port, "budget": budget if paging else None, "agent": agent, "timeout_seconds": timeout,
+        "host": host, "port": port, "agent": agent, "timeout_seconds": timeout,
         "body_bytes_max": body_mb << 20, "host_names": host_names, "ready": partial(_ready, shell, upstream),
     }  # fmt: skip
     # The proxy is another surface: this one knows it by name only.
