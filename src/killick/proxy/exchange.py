@@ -117,8 +117,8 @@ class ProxyRequest:
             return
         reply = _json(body)
         if response.status_code >= 400:
-            error = httpx.HTTPStatusError(f"HTTP {response.status_code}", request=response.request, response=response)
-            self._fail(describe(error), refused=response.status_code < 500)
+            said = httpx.HTTPStatusError(f"HTTP {response.status_code}", request=response.request, response=response)
+            self._fail(describe(said), refused=response.status_code < 500)
         elif is_map(reply):
             await self._replied(reply)
         else:
