@@ -69,7 +69,7 @@ class RunUsage(Document, frozen=True):
 
 class RunCounts(Document, frozen=True):
     """Totals. `all_steps` includes those inside scopes; `crashes` are process deaths after which the run resumed;
-    `repeated` are effects with several attempts; `snapshots` is null without a workspace."""
+    `repeated` are effects with several attempts."""
 
     steps: int
     all_steps: int
@@ -85,7 +85,6 @@ class RunCounts(Document, frozen=True):
     events: int
     crashes: int
     repeated: int
-    snapshots: int | None = None
 
 
 class ChildRun(Document, frozen=True):
@@ -165,7 +164,6 @@ def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
         waits=len(fold.facts.waits), effects=len(ledger.effects), traced=len(fold.trace),
         children=len(ledger.children), events=fold.facts.seq, crashes=survived,
         repeated=sum(each.attempts > 1 for each in ledger.effects) if survived else 0,
-        snapshots=len(ledger.captures) if ledger.facts.workspace is not None else None,
     )  # fmt: skip
 
 
