@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, shell_complete
 
 from killick.cli.exit_codes import CommandFailed, Exit, code_of, drop_output, nearest
 from killick.errors import KillickError
@@ -33,7 +33,6 @@ COMMANDS: Final[dict[str, str]] = {
     "pause": "stop at the next step",
     "proxy": "record model calls",
     "resume": "continue runs",
-    "completion": "for your shell",
     "cancel": "end runs",
     "mcp": "let models read runs",
 }
@@ -102,14 +101,13 @@ MODULES: Final = {
         "killick.cli.commands.store.seal": "store seal, store prove",
         "killick.cli.commands.contract": ", ".join(f"contract {word}" for word in GROUPS["contract"][1]),
         "killick.cli.commands.token": ", ".join(f"token {word}" for word in GROUPS["token"][1]),
-        "killick.cli.completion": "completion",
     }.items()
     for path in paths.split(", ")
 }
 """Where each command lives: as the object `WORD_command` of its module, which is imported when it is called."""
 
 COMPLETING: Final = "_KILLICK_COMPLETE"
-"""The variable by which a shell asks for completions."""
+"""The variable by which a shell asks for completions, or a person for the script: `bash_source`."""
 
 VARIABLES: Final = {
     "KILLICK_STORE": "the store, if `--store` is not given",
@@ -259,10 +257,8 @@ def _invoke(args: list[str]) -> int:
 
 def _complete(asked: str) -> int:
     """Answer a shell that completes. It has nowhere to put an error, so there is none."""
-    from killick.cli.completion import completions
-
     with contextlib.suppress(Exception, SystemExit, click.Abort):
-        completions(killick, asked)
+        shell_complete(killick, {}, "killick", COMPLETING, asked)
         sys.stdout.flush()
     return int(Exit.DONE)
 

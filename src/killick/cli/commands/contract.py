@@ -14,9 +14,9 @@ from rich.text import Text
 
 from killick.cli import apps
 from killick.cli import style as paint
-from killick.cli.context import Shell, agent_option, command, complete_file, since_option, tag_option
+from killick.cli.context import Shell, agent_option, command, since_option, tag_option
 from killick.cli.exit_codes import CommandFailed, Exit, nearest
-from killick.cli.selection import STATUSES, Selection, complete_named, select
+from killick.cli.selection import STATUSES, Selection, select
 from killick.contracts.contract import Contract
 from killick.contracts.rules import Rule
 from killick.definitions.agents import AGENTS, Agent, read_contract
@@ -37,7 +37,7 @@ _CHANGES: Final[dict[Change, str]] = {
 
 
 @command("show", app=True)
-@click.argument("target", metavar="FILE|AGENT|RUN", shell_complete=complete_file)
+@click.argument("target", metavar="FILE|AGENT|RUN")
 def show_command(shell: Shell, target: str) -> None:
     """Show a contract in words, rule by rule: of a file, of an agent, or as a run recorded it.
 
@@ -149,8 +149,8 @@ def _file(target: str) -> Path:
 
 
 @command("rejudge", app=True)
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_named)
-@click.option("--contract", "target", metavar="FILE", shell_complete=complete_file,
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--contract", "target", metavar="FILE",
               help="Evaluate this contract: a TOML file or module:name. [those on record]")  # fmt: skip
 @agent_option
 @tag_option
