@@ -26,7 +26,7 @@ from killick.store.protocol import is_held
 from killick.store.records import Head
 from killick.web.handlers.status import last_seal
 from killick.web.handlers.step_detail import StepId, about, unknown
-from killick.web.handlers.step_list import StepPage, found_steps, state_of, through_of
+from killick.web.handlers.step_list import StepPage, state_of, step_page, through_of
 from killick.web.routes import Call, Nothing, Route, RunAsked, get, post
 
 TAIL_STEPS: Final = 12
@@ -36,11 +36,10 @@ CHILDREN_MAX: Final = 50
 
 
 class RunPageAsked(RunAsked, frozen=True, kw_only=True):
-    """`cursor`, `q` and `step` select the displayed steps; `tab` is the open tab of the page."""
+    """`cursor` and `step` select the displayed steps; `tab` is the open tab of the page."""
 
     cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
     step: StepId | None = None
-    q: Annotated[str, Meta(max_length=200)] = ""
     tab: Annotated[str, Meta(max_length=20)] = "timeline"
 
 
@@ -136,7 +135,7 @@ def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
         worker=worker, forks=ledger.facts.forks,
         children=tuple(map(ChildRun.of, ledger.children[-CHILDREN_MAX:])), broken=broken,
         usage=RunUsage.of(ledger.spend), counts=_counts(fold, ledger), seal=seal,
-        steps=found_steps(call, run, before=_before(asked, fold), q=asked.q, around=asked.step, fold=fold),
+        steps=step_page(call, run, before=_before(asked, fold), around=asked.step, fold=fold),
     )  # fmt: skip
 
 
