@@ -58,7 +58,7 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "publish": "publish an event", "pause": "pause one", "resume": "resume one",
     }),
     "contract": ("Rules that evaluate every intention of an agent.", {
-        "show": "show the rules in words", "rejudge": "evaluate recorded runs again",
+        "show": "show the rules", "rejudge": "evaluate recorded runs again",
     }),
     "store": ("Maintain the store, and prove its contents.", {
         "verify": "verify the record", "doctor": "diagnose problems", "repair": "repair a run's log",
