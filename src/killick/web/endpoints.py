@@ -78,13 +78,10 @@ class _Endpoint:
             return (await self._problem(request, error)).response()
 
     async def _written(self, call: Call[Any, Any]) -> Response:
-        try:
-            is_known = self.route.scope is not None  # without a scope, callers share no keys
-            if is_known and call.key is not None and self.app.once is not None:
-                return await self.app.once.around(call, self.route, self._answered)
-            return await self._carried_out(call)
-        finally:
-            self.context.questions.forget()
+        is_known = self.route.scope is not None  # without a scope, callers share no keys
+        if is_known and call.key is not None and self.app.once is not None:
+            return await self.app.once.around(call, self.route, self._answered)
+        return await self._carried_out(call)
 
     async def _answered(self, call: Call[Any, Any]) -> Response:
         """The response to a call. A refusal is a response too."""
