@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from killick.check.findings import Finding, Reached, Report
-from killick.cli.commands.check import rendered
+from killick.cli.commands.check import document, rendered
 from killick.cli.main import main
-from killick.presenting import check_reports
 
 APP = """\
 import killick
@@ -129,5 +128,5 @@ def test_what_was_not_reached_is_shown_and_a_long_list_is_cut() -> None:
 
 
 def test_a_place_without_a_line_is_a_file_alone() -> None:
-    assert check_reports.place(finding(where="a b.py:3")) == ("a b.py", 3)
-    assert check_reports.place(finding(where="partial")) == ("partial", None)
+    found = document(Report(**REPORT, findings=(finding(where="a b.py:3"), finding(where="partial"))))["findings"]
+    assert [(each["file"], each["line"]) for each in found] == [("a b.py", 3), ("partial", None)]

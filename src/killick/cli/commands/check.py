@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final
 
 import click
+import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
@@ -22,7 +23,6 @@ from killick.cli.exit_codes import CommandFailed, Exit
 from killick.clock import SystemClock
 from killick.definitions.agents import Agent
 from killick.history.phrasing import counted
-from killick.presenting import check_reports
 
 MISSED_MAX: Final = 6
 """How many lines that no rehearsal reached are listed."""
@@ -67,10 +67,20 @@ def check_command(
         )  # fmt: skip
 
     reports = [_checked(shell, joined(case), most) for case in cases]
-    documents = list(map(check_reports.document, reports))
+    documents = list(map(document, reports))
     shell.emit(documents if len(reports) > 1 else documents[0])
     bad = any(report.faults or (strict and report.findings) for report in reports)
     return Exit.BAD if bad else Exit.DONE
+
+
+def document(report: Report) -> dict[str, Any]:
+    """A report as JSON: each finding with its file, and its line if it has one."""
+    findings: list[dict[str, Any]] = []
+    for each in report.findings:
+        file, _, line = each.where.rpartition(":")
+        at = (file, int(line)) if file and line.isdigit() else (each.where, None)
+        findings.append({**msgspec.to_builtins(each), "file": at[0], "line": at[1], "weight": each.weight})
+    return {**msgspec.to_builtins(report), "findings": findings, "verdict": report.verdict, "holds": report.holds}
 
 
 def _cases(shell: Shell, target: str, like: str | None) -> list[Case]:
