@@ -179,16 +179,29 @@ def test_a_place_that_is_no_boundary_stands_by_the_nearest(kd: killick.Client, w
     assert moment(web, 10**9)["place"] == "now"
 
 
+def test_what_is_worth_a_look_is_marked_where_it_is(kd: killick.Client, web: TestClient) -> None:
+    kd.rewind("r/1", "5:before", by="ann")
+    with pytest.raises(killick.RunWaiting):
+        kd.run(moment_agent, 4, id="r/1")
+    marks = moment(web, 0, marks="true")["marks"]
+    assert {(mark["kind"], mark["step"]) for mark in marks} >= {("decision", "5"), ("wait", "7"), ("child", "3")}
+    assert [mark["step"] for mark in marks if mark["kind"] == "rewind"] == ["5"]
+    for mark in marks:
+        assert moment(web, mark["n"])["step"] == mark["step"]
+    assert moment(web, 0)["marks"] is None
+
+
 # on the page --------------------------------------------------------------------------------------
 
 
 def test_the_fragment_says_with_sign_and_colour_what_was_and_what_is(web: TestClient) -> None:
-    page = web.get(f"{RUN}/moments", params={"place": "5:after"})
+    page = web.get(f"{RUN}/moments", params={"place": "5:after", "marks": "true"})
     assert page.status_code == 200
     assert 'data-at="5:after"' in page.text
     assert re.search(r'class="plus"><span class="sg">\+', page.text)
     assert "What step 5 changed" in page.text
     assert "because it is so" in page.text
+    assert "data-marks=" in page.text
     assert "<html" not in page.text
 
 

@@ -17,6 +17,7 @@ from killick.history.state_items import as_written
 from killick.log import boundaries
 from killick.log.boundaries import Numbered, RunMoment
 from killick.log.log import Log
+from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
 from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, Retry, State
@@ -25,6 +26,15 @@ from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 SHOWN_MAX: Final = 12
 """The maximum number of items of each part, the latest; the whole is at `/runs/{run}/state`."""
+
+MARKS_MAX: Final = 60
+"""So many boundaries of one sort are marked; of more, as many, evenly."""
+
+LOOKED_MAX: Final = 400
+"""The most steps that are examined for marks; of a longer run, a selection is."""
+
+EVENTS_MAX: Final = 4_000
+"""A log of more events is not searched for its rewinds."""
 
 PlaceText = Annotated[
     str, msgspec.Meta(max_length=200, description="A place: 6:before, 6:after, 4~1:before, @17, start or now.")
@@ -41,10 +51,12 @@ Written = Annotated[object, msgspec.Meta(extra_json_schema={"description": "Any 
 
 class MomentAsked(RunAsked, frozen=True, kw_only=True):
     n: Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A boundary, from 0, the start; a greater one is now.")]
+    marks: Annotated[bool, msgspec.Meta(description="Whether to return the notable boundaries.")] = False
 
 
 class PlaceAsked(RunAsked, frozen=True, kw_only=True):
     place: PlaceText = "now"
+    marks: Annotated[bool, msgspec.Meta(description="Whether to return the notable boundaries.")] = False
 
 
 class BoundaryPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +100,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     after: Written = None
 
 
+class BoundaryMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A notable boundary."""
+
+    n: int
+    kind: Literal["wait", "failure", "decision", "rewind", "child"]
+    step: str
+
+
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run at a boundary. `since` is the boundary before, and the base of `changes`."""
 
@@ -108,6 +128,7 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     knows: tuple[StatePart, ...]
     since: str | None
     changes: tuple[Change, ...]
+    marks: tuple[BoundaryMark, ...] | None = None
 
 
 class StepChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,14 +152,14 @@ def own_steps(fold: Fold) -> tuple[StepChoice, ...]:
 def moment(call: Call[MomentAsked, Nothing]) -> Boundary:
     """A run at boundary n of its timeline."""
     now = call.client.runtime.log.state(call.asked.run).fold
-    return _seen(call, call.asked.run, now, boundaries.nth(now, call.asked.n))
+    return _seen(call, call.asked.run, now, boundaries.nth(now, call.asked.n), marks=call.asked.marks)
 
 
 def moment_at(call: Call[PlaceAsked, Nothing]) -> Boundary:
     """A run at a place of its time."""
     asked, log = call.asked, call.client.runtime.log
     now = log.state(asked.run).fold
-    return _seen(call, asked.run, now, numbered(log, asked.run, now, asked.place))
+    return _seen(call, asked.run, now, numbered(log, asked.run, now, asked.place), marks=asked.marks)
 
 
 def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
@@ -159,7 +180,7 @@ def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
     return Numbered(low, "event", place)
 
 
-def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered) -> Boundary:
+def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks: bool) -> Boundary:
     log, place = call.client.runtime.log, at.place
     mask = masked(call, run)
     earlier = at.n if at.side == "event" else at.n - 1
@@ -182,6 +203,7 @@ def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered) -> Bounda
         ),
         context=RunContext(version=facts.context_version, document=state.context.document),
         knows=tuple(_knows(state)), since=before.label if before is not None else None, changes=changes,
+        marks=tuple(_marks(log, run, now)) if marks else None,
     )  # fmt: skip
 
 
@@ -217,6 +239,50 @@ def changed(diff: Diff) -> Iterator[Change]:
     words = tuple(change for change in changes if change.part in ("run", "position"))
     for line in msgspec.structs.replace(diff, changes=words).lines(120):
         yield Change(part=line.part, sign=SIGNS[line.sign], text=line.text)
+
+
+# marks --------------------------------------------------------------------------------------------
+
+
+def _marks(log: Log, run: str, fold: Fold) -> Iterator[BoundaryMark]:
+    """The notable boundaries, in order; of a long run, an even selection."""
+    found = list(_steps_marked(fold))
+    if fold.facts.generation and fold.facts.seq <= EVENTS_MAX:
+        for seq, event, _ in log.read(run, limit=EVENTS_MAX):
+            if isinstance(event, e.RunRewound) and (index := _following(fold, seq)) is not None:
+                found.append(("rewind", index))
+    marks: set[tuple[int, str, str]] = set()
+    for sort, index in found:
+        step = fold.steps[index]
+        n = boundaries.number(fold, step.id, "before" if sort == "rewind" or step.id in fold.facts.pending else "after")
+        if n is not None:
+            marks.add((n, sort, step.id))
+    for n, sort, step_id in sorted(marks):
+        yield BoundaryMark(n=n, kind=sort, step=step_id)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def _steps_marked(fold: Fold) -> Iterator[tuple[str, int]]:
+    yield from (("decision", index) for index in _evenly_spaced(fold.decisions))
+    yield from (("failure", index) for index in _evenly_spaced(fold.retried))
+    yield from (("wait", index) for index in fold.facts.pending.values() if fold.steps[index].status == "waiting")
+    for index in _evenly_spaced(range(len(fold.steps)), LOOKED_MAX):
+        step: Step = fold.steps[index]
+        if step.status == "failed":
+            yield "failure", index
+        elif step.sort in ("wait", "child"):
+            yield ("wait" if step.sort == "wait" else "child"), index
+
+
+def _evenly_spaced(indexes: Sequence[int], most: int = MARKS_MAX) -> Iterator[int]:
+    """All of them, or some, evenly."""
+    count = len(indexes)
+    places = range(count) if count <= most else (count * nth // MARKS_MAX for nth in range(MARKS_MAX))
+    return (indexes[at] for at in places)
+
+
+def _following(fold: Fold, seq: int) -> int | None:
+    """The first step that was intended after an event."""
+    return next((index for index, step in enumerate(fold.steps) if step.intended > seq), None)
 
 
 # whole states -------------------------------------------------------------------------------------

@@ -5,6 +5,9 @@
 
 const REST_MS = 60;
 const KEPT_MAX = 400;
+const TICKS_FROM = 48;
+const SIGNS = { decision: "◆", failure: "✗", wait: "…", rewind: "↶", child: "→" };
+const WORDS = { decision: "decision", failure: "failure", wait: "wait", rewind: "rewind", child: "child" };
 const SVG = "http://www.w3.org/2000/svg";
 
 class Time {
@@ -18,6 +21,7 @@ class Time {
     this.queued = null;
     this.answered = 0;
     this.timer = 0;
+    this.marks = [];
     this.count = 0;
     this.place = null;
     this.pinned = null;
@@ -83,6 +87,7 @@ class Time {
     this.isAsking = true;
     const asked = new URLSearchParams();
     if (place !== undefined) asked.set("place", place);
+    if (!this.count || this.isStale) asked.set("marks", "true");
     const base = this.panel.dataset.moments;
     this.shown.setAttribute("aria-busy", "true");
     const slow = setTimeout(() => this.shown.setAttribute("data-late", ""), 150);
@@ -118,12 +123,16 @@ class Time {
   show(moment, turn) {
     if (turn <= this.answered) return;
     this.answered = turn;
-    const { n, count, at: place, caption } = moment.dataset;
+    const { n, count, at: place, caption, marks } = moment.dataset;
     this.count = Number(count);
     this.slider.max = this.count - 1;
     this.slider.disabled = false;
     if (turn === this.wanted) this.slider.value = n;
-    this.drawPin();
+    if (marks) {
+      this.marks = JSON.parse(marks);
+      this.isStale = false;
+      this.drawMarks();
+    }
     this.place = place;
     this.panel.querySelector("[data-time-place]").textContent = place;
     this.panel.querySelector("[data-time-caption]").textContent = caption;
@@ -133,6 +142,9 @@ class Time {
     for (const each of fresh.querySelectorAll("details[id]")) if (open.has(each.id)) each.open = open.get(each.id);
     this.shown.replaceChildren(fresh);
     this.shown.dispatchEvent(new CustomEvent("killick:shown", { bubbles: true }));
+    for (const mark of this.panel.querySelectorAll("[data-mark]")) {
+      mark.classList.toggle("is-here", mark.dataset.mark === n);
+    }
     const isNow = Number(n) === this.count - 1;
     for (const button of this.panel.querySelectorAll("[data-time-act]")) button.disabled = isNow && button.dataset.timeAct === "rewind";
     this.tellCompare();
@@ -144,7 +156,7 @@ class Time {
   // A pinned moment: the slider moves on, and the two can be compared.
   pin() {
     this.pinned = this.pinned === null ? { place: this.place, n: this.n } : null;
-    this.drawPin();
+    this.drawMarks();
     this.tellCompare();
     if (this.pinned) this.slider.focus();
   }
@@ -171,14 +183,37 @@ class Time {
     document.dispatchEvent(new CustomEvent("killick:place", { detail: { place: this.place, n: this.n, action } }));
   }
 
-  // The moment that is held for a comparison.
-  drawPin() {
-    const pin = document.createElementNS(SVG, "text");
-    pin.setAttribute("class", "pin");
-    pin.setAttribute("x", `${((100 * (this.pinned?.n ?? 0)) / Math.max(this.count - 1, 1)).toFixed(3)}%`);
-    pin.setAttribute("y", 11);
-    pin.textContent = "▲";
-    this.panel.querySelector("[data-time-marks]").replaceChildren(...(this.pinned ? [pin] : []));
+  drawMarks() {
+    const strip = this.panel.querySelector("[data-time-marks]");
+    const are = this.marks.length > TICKS_FROM;
+    const held = this.pinned ? [{ n: this.pinned.n, kind: "pin", step: this.pinned.place }] : [];
+    strip.replaceChildren(...[...this.marks, ...held].map(({ n, kind: sort, step }) => {
+      const group = document.createElementNS(SVG, "g");
+      group.setAttribute("class", sort);
+      group.dataset.mark = n;
+      const x = `${((100 * n) / Math.max(this.count - 1, 1)).toFixed(3)}%`;
+      const title = document.createElementNS(SVG, "title");
+      title.textContent = `${WORDS[sort] ?? "held"}, ${sort === "pin" ? "" : "step "}${step}`;
+      const sign = document.createElementNS(SVG, are && sort !== "pin" ? "line" : "text");
+      if (sign.localName === "line") for (const [name, value] of [["x1", x], ["x2", x], ["y1", 2], ["y2", 12]]) sign.setAttribute(name, value);
+      else {
+        sign.setAttribute("x", x);
+        sign.setAttribute("y", 11);
+        sign.textContent = SIGNS[sort] ?? "▲";
+      }
+      group.append(title, sign);
+      group.addEventListener("click", () => this.go(n));
+      return group;
+    }));
+    const legend = this.panel.querySelector("[data-time-legend]");
+    legend.replaceChildren(...Object.keys(SIGNS).filter((sort) => this.marks.some((mark) => mark.kind === sort)).map((sort) => {
+      const cell = document.createElement("span");
+      cell.className = sort;
+      const sign = document.createElement("b");
+      sign.textContent = are ? "|" : SIGNS[sort];
+      cell.append(sign, ` ${WORDS[sort]}`);
+      return cell;
+    }));
   }
 
   // moving ------------------------------------------------------------------------------------
@@ -191,7 +226,9 @@ class Time {
   }
 
   step(to) {
-    this.go(this.n + (to === "after" ? 1 : -1));
+    if (to === "before" || to === "after") this.go(this.n + (to === "after" ? 1 : -1));
+    else if (to === "mark-after") this.go(this.marks.find((mark) => mark.n > this.n)?.n ?? this.count - 1);
+    else this.go(this.marks.findLast((mark) => mark.n < this.n)?.n ?? 0);
   }
 
   go(n) {
@@ -205,6 +242,7 @@ class Time {
     // The run went on. Who looks at now goes along; who looks at another moment stays there.
     if (!this.count) return;
     const isNow = this.n === this.count - 1;
+    this.isStale = true;
     this.kept.clear();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.open(isNow ? { place: "now" } : { n: this.n }), REST_MS);
