@@ -1,4 +1,4 @@
-"""Getting somewhere: the palette; and in how many clicks a task is done."""
+"""Getting somewhere: the palette and suggestions; and in how many clicks a task is done."""
 
 from __future__ import annotations
 
@@ -62,6 +62,18 @@ def test_the_palette_is_read_by_ear_moves_by_arrows_and_closes_by_escape(kd: Cli
         expect(dialog).to_have_count(0)
         page.keyboard.press("Meta+k")
         expect(dialog).to_be_visible()
+
+
+def test_the_form_of_find_suggests_what_is_on_record(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/find")
+        page.get_by_label("Tool").focus()
+        expect(page.locator('#tools option[value="pay"]')).to_have_count(1)
+        expect(page.locator('#arguments option[value="amount="]')).to_have_count(1)
+        page.keyboard.type("fetch_doc")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("None is named exactly so")).to_contain_text("fetch_documents")
+        expect(page).to_have_url(re.compile(r"/find\?what=calls&tool=fetch_doc$"))
 
 
 def test_a_read_of_the_api_is_tried_on_its_page(kd: Client, watch: Watch) -> None:
