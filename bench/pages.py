@@ -34,6 +34,8 @@ PAGES: Final[dict[str, str]] = {
     "a search that finds nothing": "/runs?q=nobody",
     "counts": "/api/v1/counts",
     "the inbox": "/inbox",
+    "the overview of a day": "/overview",
+    "the overview of 28 days": "/overview?period=28d",
     f"a run of {STEPS:,} steps": f"/runs/{LONG_RUN}",
     "its latest steps": f"/api/v1/runs/{LONG_RUN}/steps",
 }

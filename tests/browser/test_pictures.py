@@ -105,6 +105,7 @@ def test_pictures_are_made(kd: Client, watch: Watch) -> None:
         _shot(window, "window", "/runs/mend-parser?tab=window")
         office.week(kd)
         _set_clock(window, kd)
+        _shot(window, "overview", "/overview?period=7d")
 
 
 def _set_clock(window: Watched, kd: Client) -> None:

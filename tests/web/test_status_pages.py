@@ -19,7 +19,6 @@ from killick.errors import RunUnknown
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model import system_events
-from killick.presenting import needs
 from killick.store.records import RunQuery
 from killick.triggers import TRIGGERS
 from killick.web.app import asgi
@@ -361,14 +360,3 @@ def test_a_page_reads_the_ends_of_logs_and_not_the_whole(kd: Client, web: TestCl
     assert web.get("/api/v1/triggers").status_code == 200
     assert sum(read) < 400
     assert len(kd.runtime.store.runs(RunQuery(agent="report"), limit=100)) == 80
-
-
-def test_one_count_of_questions_reads_a_bounded_number_of_logs_and_the_next_continues(
-    kd: Client, web: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(needs, "NEW_MAX", 2)
-    for number in range(5):
-        with contextlib.suppress(killick.RunWaiting):
-            kd.run(asks, "ann", id=f"a{number}")
-    counts = [web.get("/api/v1/health").json() for _ in range(3)]
-    assert [(doc["questions"], doc["questions_more"]) for doc in counts] == [(2, True), (4, True), (5, False)]

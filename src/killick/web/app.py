@@ -32,6 +32,7 @@ from killick.web.handlers import (
     graph,
     inbox,
     operations,
+    overview,
     record,
     run_detail,
     run_list,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from killick.client.client import Client
 
 SLICES: Final[tuple[Any, ...]] = (
-    operations, compare, graph, search, streams, status, inbox, answer_link, boundary, receiving,
+    operations, compare, graph, search, streams, status, inbox, answer_link, boundary, receiving, overview,
     record, run_detail, run_list, start, step_detail, step_list, trace, triggers, window,
 )  # fmt: skip
 """The modules whose routes make up the app."""

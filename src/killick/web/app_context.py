@@ -12,6 +12,7 @@ from killick.presenting.needs import Questions
 from killick.web.auth.access import Access
 from killick.web.hub import Hub
 from killick.web.redaction import Redaction
+from killick.web.tallies import Tallies
 from killick.workers.tokens import Person
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ class AppContext:
         self.webhooks = dict(webhooks or {})
         self.hub = Hub(client, mask=self.mask)
         self.questions = Questions(client)
-        self.listing = Listing(client.runtime.log, whole=True, through=self._seen if self.mask else None)
+        through = self._seen if self.mask else None
+        self.listing = Listing(client.runtime.log, whole=True, through=through)
+        self.tallies = Tallies(client, through)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def _seen(self, run: str, values: dict[str, Any]) -> dict[str, Any]:

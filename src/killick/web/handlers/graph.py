@@ -55,4 +55,6 @@ def _masked(lane: Lane, mask: RedactData) -> Lane:
     return replace(lane, conditions=given)
 
 
-ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/graph", graph, asks=RunAsked, gives=RunGraph, page="_graph.html"),)
+ROUTES: Final[tuple[Route, ...]] = (
+    get("/runs/{run}/graph", graph, asks=RunAsked, gives=RunGraph, page="_graph.html"),
+)

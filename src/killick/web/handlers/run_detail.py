@@ -28,6 +28,7 @@ from killick.web.handlers.status import last_seal
 from killick.web.handlers.step_detail import StepId, about, unknown
 from killick.web.handlers.step_list import StepPage, state_of, step_page, through_of
 from killick.web.routes import Call, Nothing, Route, RunAsked, get, post
+from killick.web.tallies import RunUsage
 
 TAIL_STEPS: Final = 12
 """How many of the last steps are read to say where a run is."""
@@ -54,16 +55,6 @@ class RunWorker(Document, frozen=True):
 
 WAITS_MAX: Final = 50
 """Of how many things that a run waits for the page tells."""
-
-
-class RunUsage(Document, frozen=True):
-    """The usage of all attempts ever made. Money is in millionths of a US dollar."""
-
-    model_calls: int
-    tokens_in: int
-    tokens_out: int
-    tokens_cached: int
-    cost_micros: int
 
 
 class RunCounts(Document, frozen=True):

@@ -1,6 +1,6 @@
 // Keys for every page: go somewhere, move through rows, search, help. Typing in a field is never a command.
 
-const GO = { r: "/runs", i: "/inbox", f: "/find", t: "/triggers", w: "/workers", h: "/health" };
+const GO = { r: "/runs", o: "/overview", i: "/inbox", f: "/find", t: "/triggers", w: "/workers", h: "/health" };
 const base = document.documentElement.dataset.base;
 let going = 0;
 

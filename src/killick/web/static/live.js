@@ -263,5 +263,11 @@ for (const part of document.querySelectorAll("[data-part]")) drawn.set(part, sig
 questions = openQuestions(document);
 nameZone();
 formatTimes();
-setInterval(formatTimes, 1000);
+let passed = 0;
+setInterval(() => {
+  formatTimes();
+  // What no stream tells of is read again now and then, and at once while it is not complete.
+  const every = Number(document.body.dataset.liveSeconds ?? 0);
+  if (every && !document.hidden && ((passed += 1) % every === 0 || document.querySelector("[data-unfinished]"))) refresh();
+}, 1000);
 follow();
