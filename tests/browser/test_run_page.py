@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import FloatRect, Locator, ViewportSize, expect
 
+import killick
 from browser import office
 from browser.browsing import Watch, bridge
 from killick.client.client import Client

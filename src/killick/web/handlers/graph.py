@@ -1,4 +1,4 @@
-"""The workflow of a run: its steps, branches, children, forks and rewinds, as data and as an outline. Read-only."""
+"""The workflow of a run: its steps, branches, children, forks and rewinds, as data and as an outline. Changes nothing."""
 
 from __future__ import annotations
 
