@@ -102,6 +102,30 @@ def test_the_head_of_a_run_is_small_on_every_tab_and_names_what_belongs_to_the_r
         expect(page.get_by_role("region", name="Facts").get_by_role("link", name="batch-9-child")).to_be_visible()
 
 
+@killick.agent
+async def counts(run: killick.Run, steps: int) -> None:
+    for each in range(steps):
+        await run.call(office.fetch_documents, each)
+
+
+def test_steps_that_the_workflow_folds_open_in_place_and_it_can_be_zoomed(kd: Client, watch: Watch) -> None:
+    office.ran(kd, counts, 20, "count")
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/count?tab=workflow")
+        drawn = page.locator("[data-graph-drawn]")
+        drawn.get_by_role("link", name=re.compile(r"… \d+ steps …")).click()
+        expect(drawn.get_by_role("link", name=re.compile(r"… \d+ steps …"))).to_have_count(0)
+        expect(drawn.locator('a[data-step="3"]')).to_be_focused()
+        expect(drawn.locator('a[data-step="10"]')).to_be_visible()
+        wide = box(drawn.locator("svg"))["width"]
+        page.get_by_role("button", name="Larger").click()
+        assert box(drawn.locator("svg"))["width"] == pytest.approx(wide * 1.25, abs=2)
+        page.get_by_role("button", name="Fit").click()
+        assert box(drawn.locator("svg"))["width"] <= box(drawn)["width"]
+        page.get_by_role("button", name="Fold steps").click()
+        expect(drawn.get_by_role("link", name=re.compile(r"… \d+ steps …"))).to_have_count(1)
+
+
 def test_two_moments_of_one_run_are_compared_by_holding_one_and_moving_to_the_other(kd: Client, watch: Watch) -> None:
     with bridge(kd) as server, watch(server) as window:
         page = window.goto("/runs/claim-18?tab=state#at=1:after")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import killick
 from families import Family, claim
 from killick.history.diff import between
-from killick.history.graph.graph import Graph, Lane, Node, kept, run_graph
+from killick.history.graph.graph import Graph, Lane, Node, kept, layout, run_graph
 from killick.history.timeline import timeline
 from killick.log import Entry, boundaries
 from killick.model import events as e
@@ -258,7 +258,7 @@ def test_folding_hides_or_shows_every_place_once_and_never_an_anchor(
     assert not any(anchor in item for anchor in anchors for item in hidden)
 
 
-# random families ----------------------------------------------------------------------------------
+# layout -------------------------------------------------------------------------------------------
 
 
 def random_family(seed: int, runs: int = 12, steps: int = 30) -> Family:
@@ -285,6 +285,21 @@ def random_family(seed: int, runs: int = 12, steps: int = 30) -> Family:
 
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", range(12))
+def test_no_two_lanes_are_in_each_others_way_and_who_leaves_stands_at_the_right(seed: int) -> None:
+    graph = run_graph(random_family(seed).log, "r")
+    grid = layout(graph)
+    taken: dict[tuple[int, int], int] = {}
+    for index, lane in enumerate(graph.lanes):
+        for row in range(grid.starts[index], grid.starts[index] + len(lane.nodes) + 1):
+            assert taken.setdefault((grid.columns[index], row), index) == index
+        if lane.parent is not None:
+            assert lane.parent < index
+            assert grid.columns[index] > grid.columns[lane.parent]
+            assert grid.starts[index] == grid.starts[lane.parent] + lane.after + 1
+
+
+@pytest.mark.gate(4)
+@pytest.mark.parametrize("seed", range(12))
 def test_every_step_of_every_timeline_is_on_one_lane(seed: int) -> None:
     told = random_family(seed)
     graph = run_graph(told.log, "r", runs_max=100)
@@ -298,6 +313,19 @@ def test_every_step_of_every_timeline_is_on_one_lane(seed: int) -> None:
         steps = told.log.state(run).fold.steps
         seen = {(node.number, node.at) for lane in graph.lanes for node in lane.nodes}
         assert {(step.id, step.at) for step in steps} <= seen
+
+
+def test_steps_of_one_number_stand_in_one_row_as_long_as_they_are_of_one_lineage() -> None:
+    graph = run_graph(claim().log, "r")
+    grid = layout(graph)
+    rows = {
+        (index, node.number): grid.starts[index] + place
+        for index, lane in enumerate(graph.lanes)
+        for place, node in enumerate(lane.nodes)
+        if lane.sort != "child"
+    }
+    for (_, number), row in rows.items():
+        assert number == "0.1" or row == int(number) - 1
 
 
 def gathered() -> Family:

@@ -1,17 +1,22 @@
-"""An outline says all that there is to say once, in lines of limited width."""
+"""A drawing fits where it is shown, says all that there is to say once, and is safe to open anywhere."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 
 from families import Family, claim
-from killick.history.graph.graph import run_graph
+from killick.history.graph.graph import Lane, run_graph
+from killick.history.graph.svg import CHAR, svg
 from killick.history.graph.text import Line, cells, cut, outline
 from killick.log import Entry
 from killick.model import events as e
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def plain(lines: Iterable[Line]) -> list[str]:
@@ -134,18 +139,106 @@ def test_a_text_is_cut_by_the_room_that_its_letters_take(said: str, room: int, i
     assert cut(said, room) == is_shown
 
 
+# svg ----------------------------------------------------------------------------------------------
+
+
+class Box(NamedTuple):
+    """Where a text stands, as wide as its letters can be."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    text: str
+
+    def meets(self, other: Box) -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+
+def boxes(root: ElementTree.Element) -> list[Box]:
+    found = []
+    for element in root.iter(f"{SVG}text"):
+        said = "".join(element.itertext())
+        left, base = float(element.attrib["x"]), float(element.attrib["y"])
+        found.append(Box(left, base - 10, left + cells(said) * CHAR, base + 3, said))
+    return found
+
+
+def across(root: ElementTree.Element) -> Iterator[tuple[float, float, float]]:
+    """The horizontal lines by which lanes leave: from, to, and how high."""
+    for element in root.iter(f"{SVG}path"):
+        made = re.match(r"M([\d.]+) ([\d.]+)H([\d.]+)", element.attrib["d"])
+        if made:
+            yield float(made[1]), float(made[3]), float(made[2])
+
+
+def drawn(told: Family, run: str = "r") -> ElementTree.Element:
+    return ElementTree.fromstring(svg(run_graph(told.log, run), linked))
+
+
+def linked(lane: Lane, step: str | None) -> str:
+    return f"/{step}"
+
+
+FAMILIES: dict[str, Any] = {"claim": claim, "long": lambda: long_family(300, 12)}
+
+
 @pytest.mark.slow
-def test_a_thousand_steps_on_twenty_lanes_are_folded_to_an_outline_that_can_be_looked_at() -> None:
-    lines = plain(outline(run_graph(long_family().log, "r")))
-    assert len(lines) < 1_000
-    assert any(re.search(r"… \d+ steps …", line) for line in lines)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_two_texts_meet_none_leaves_the_picture_and_no_line_runs_through_words(name: str) -> None:
+    root = drawn(FAMILIES[name]())
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    found = sorted(boxes(root), key=lambda box: box.top)
+    for place, box in enumerate(found):
+        assert box.left >= 0, box
+        assert box.right <= width, box
+        assert box.bottom <= height, box
+        for other in found[place + 1 : place + 60]:
+            assert not box.meets(other), (box, other)
+    for left, right, y in across(root):
+        assert not any(box.top < y < box.bottom and box.left < right and left < box.right for box in found)
 
 
-def test_a_run_and_a_step_are_named_where_a_page_can_link_them_and_what_was_rewound_is_not() -> None:
-    spans = [span for line in outline(run_graph(claim().log, "r")) for span in line if span.run]
-    named = {(span.run, span.step): span.text for span in spans}
-    assert named["r", "3"] == "3"
-    assert named["r/2", ""] == "r/2"
-    assert named["r-fork", ""] == "r-fork"
-    assert ("r", "") not in named, "that run is the page"
-    assert [span.step for span in spans if span.run == "r"].count("3") == 1
+def test_it_says_what_it_is_and_loads_nothing() -> None:
+    made = svg(run_graph(claim().log, "r"), linked)
+    root = ElementTree.fromstring(made)
+    assert root.attrib["role"] == "group"
+    named = {element.get("id"): element.text for element in root.iter() if element.get("id")}
+    assert root.attrib["aria-labelledby"].split() == list(named)
+    assert named["killick-title"] == "r: its forks, children and rewinds"
+    assert "r-fork (fork, leaving at 3:after): 2 steps, waiting." in str(named["killick-desc"])
+    for foreign in ("<script", "<style", "url(", "@import", "<image", "<foreignObject", "http://", "https://"):
+        assert foreign not in made.replace("http://www.w3.org/2000/svg", "")
+    titles = [element.text or "" for element in root.iter(f"{SVG}title")]
+    assert any(told.startswith("step 3: pay") and "↩ from step 3~0" in told for told in titles)
+
+
+def test_nothing_that_somebody_wrote_gets_out_of_its_text() -> None:
+    told = Family()
+    told.start()
+    told.step("r", "1", "<script>alert(1)</script>", "]]>&\x00\x1b[31m\ud7ff'\"", arguments={"a": "</title><b>"})
+    told.fork("<r&>", "r", 4, because="<!-- \x07 -->", by='"><script>')
+    root = drawn(told, "<r&>")
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} <= {
+        "svg", "title", "desc", "rect", "text", "tspan", "path", "g", "circle", "a",
+    }  # fmt: skip
+    assert any("<r&>" in "".join(element.itertext()) for element in root.iter(f"{SVG}text"))
+
+
+def test_what_was_undone_is_struck_and_the_lane_that_was_asked_for_is_lit() -> None:
+    root = drawn(claim())
+    struck = [element.text for element in root.iter(f"{SVG}tspan") if element.get("class") == "undone"]
+    assert struck == ["pay", "pay"]
+    assert len([element for element in root.iter(f"{SVG}rect") if element.get("class") == "halo"]) == 1
+
+
+@pytest.mark.slow
+def test_a_thousand_steps_on_twenty_lanes_are_folded_to_a_picture_that_can_be_looked_at() -> None:
+    made = svg(run_graph(long_family().log, "r"), linked)
+    root = ElementTree.fromstring(made)
+    assert len(made) < 1_000_000
+    assert float(root.attrib["height"]) < 12_000
+    assert float(root.attrib["width"]) < 6_000
+    assert re.search(r"… \d+ steps …", made)

@@ -217,7 +217,7 @@ READ = (
     "/why",
     "/act",
     "/moments",
-    "/graph",
+    "/graph.svg",
     "/export",
 )
 

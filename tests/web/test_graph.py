@@ -1,16 +1,19 @@
-"""The graph of a run: lanes as data and as an outline with links; of a long one what is shown."""
+"""The drawing of a run: lanes as data and as a picture, with links and where it is; of a long one what is shown."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from starlette.testclient import TestClient
 
 import killick
 from families import Family, claim
-from killick.history.graph.graph import run_graph
+from killick.history.graph.graph import Lane, run_graph
+from killick.history.graph.svg import svg
 from killick.history.graph.text import outline
 from killick.history.graph.truncation import HEAD, LONG, TAIL
 from killick.log import Entry, Log
@@ -18,6 +21,8 @@ from killick.model import events as e
 from killick.store import MemoryStore
 from killick.web.app import asgi
 from killick.web.auth.access import Identified
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Counting(MemoryStore):
@@ -49,22 +54,41 @@ def web(told: Family) -> Iterator[TestClient]:
         yield made
 
 
+def picture(web: TestClient, run: str, **asked: Any) -> ElementTree.Element:
+    answer = web.get(f"/api/v1/runs/{run}/graph.svg", params=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "image/svg+xml"
+    return ElementTree.fromstring(answer.text)
+
+
 def test_the_graph_is_that_of_the_record(told: Family, web: TestClient) -> None:
     found = web.get("/api/v1/runs/r/graph").json()
-    lines = ["".join(part["text"] for part in line) for line in found.pop("outline")]
     assert found == run_graph(told.log, "r").document()
     assert {lane["sort"] for lane in found["lanes"]} == {"run", "fork", "child", "left"}
-    assert lines == ["".join(span.text for span in line) for line in outline(run_graph(told.log, "r"))]
 
 
-def test_the_page_links_runs_and_steps(web: TestClient) -> None:
-    page = web.get("/runs/r/graph").text
-    assert 'href="/runs/r?step=3#step-3">3</a>' in page
-    assert 'href="/runs/r%2F2">r/2</a>' in page
-    assert 'href="/runs/r-fork">r-fork</a>' in page
+def test_a_picture_for_a_page_has_links_and_no_style_of_its_own(web: TestClient) -> None:
+    root = picture(web, "r")
+    assert not list(root.iter(f"{SVG}style"))
+    assert not [each for each in root.iter() if each.get("style")]
+    links = {(each.get("data-run"), each.get("data-step")): each.get("href") for each in root.iter(f"{SVG}a")}
+    assert links["r", "3"] == "/runs/r?step=3#step-3"
+    assert links["r/2", None] == "/runs/r%2F2"
+    assert links["r-fork", None] == "/runs/r-fork"
 
 
-def test_redacted_fields_are_nowhere_in_a_graph() -> None:
+def test_where_the_run_is_is_marked_once(told: Family, web: TestClient) -> None:
+    [here] = [each for each in picture(web, "r-fork").iter(f"{SVG}circle") if "here" in each.get("class", "")]
+    assert here.get("class") == "here waiting"
+    lane, place = run_graph(told.log, "r-fork").here or (0, 0)
+    assert run_graph(told.log, "r-fork").lanes[lane].nodes[place].number == "5"
+
+
+def test_a_picture_by_itself_is_saved_under_the_name_of_its_run(web: TestClient) -> None:
+    assert web.get("/api/v1/runs/r%2F2/graph.svg").headers["content-disposition"].endswith("''r%2F2.svg")
+
+
+def test_redacted_fields_are_nowhere_in_a_picture() -> None:
     told = Family()
     told.start()
     told.step("r", "1", "fetch", {"email": "ann@example.org"}, arguments={"email": "ann@example.org"})
@@ -75,8 +99,8 @@ def test_redacted_fields_are_nowhere_in_a_graph() -> None:
         killick.Client(told.log.store) as kd,
         TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"), redact=("email",))) as web,
     ):
-        for address in ("/api/v1/runs/r/graph", "/runs/r/graph", "/runs/f/graph"):
-            answer = web.get(address)
+        for address in ("r/graph.svg", "r/graph", "f/graph.svg"):
+            answer = web.get(f"/api/v1/runs/{address}")
             assert answer.status_code == 200
             assert "@example.org" not in answer.text
 
@@ -101,6 +125,25 @@ def shown(log: Log, run: str = "r") -> dict[str, list[str]]:
     }
 
 
+def test_what_is_folded_is_a_link_to_its_first_step() -> None:
+    told, _ = long(1_000)
+
+    def link_to(lane: Lane, step: str | None) -> str:
+        return f"{lane.run}/{step}"
+
+    drawn = svg(run_graph(told.log, "r"), link_to)
+    assert re.search(
+        rf'<a href="r/{HEAD + 1}" [^>]*><text [^>]*><tspan class="quiet">… {1_000 - HEAD - TAIL} steps', drawn
+    )
+    short = Family()
+    short.start()
+    short.steps("r", 1, 40)
+    assert re.search(
+        r'<a href="r/3" [^>]*><text [^>]*><tspan class="quiet">… \d+ steps',
+        svg(run_graph(short.log, "r"), link_to),
+    )
+
+
 @pytest.mark.slow
 def test_of_a_long_run_the_ends_are_drawn_and_the_rest_is_counted_and_not_read() -> None:
     told, store = long()
@@ -114,6 +157,7 @@ def test_of_a_long_run_the_ends_are_drawn_and_the_rest_is_counted_and_not_read()
     assert store.rows < 4_000
     drawn = "\n".join("".join(span.text for span in line) for line in outline(run_graph(told.log, "r")))
     assert f"… {6_000 - HEAD - TAIL:,} steps …".replace(",", "") in drawn.replace(",", "")
+    assert "5980 steps" in svg(run_graph(told.log, "r"), lambda lane, step: "").replace(",", "")
 
 
 def test_a_long_run_keeps_where_lanes_leave_it_and_what_failed() -> None:

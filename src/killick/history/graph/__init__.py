@@ -1,1 +1,1 @@
-"""A run, its forks and its children as a graph, and its outline."""
+"""A run, its forks and its children as a graph, and its drawings."""

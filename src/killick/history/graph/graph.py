@@ -130,6 +130,15 @@ class Graph(msgspec.Struct, frozen=True):
                 found.setdefault(each.after, []).append(index)
         return found
 
+    @property
+    def here(self) -> tuple[int, int] | None:
+        """The requested run's lane, and its open step, or its last."""
+        for index, lane in enumerate(self.lanes):
+            if lane.asked and lane.nodes:
+                live = (place for place, node in enumerate(lane.nodes) if not node.folded and not node.step.is_over)
+                return index, next(live, len(lane.nodes) - 1)
+        return None
+
     def document(self) -> dict[str, Any]:
         """Returns the graph as JSON, without values, which `show --json` has."""
         return {"version": GRAPH_VERSION, **_document(self)}
@@ -349,6 +358,54 @@ def _inside(node: Node) -> Iterator[Node]:
     for each in node.inside:
         yield each
         yield from _inside(each)
+
+
+# layout -------------------------------------------------------------------------------------------
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """A grid: the column and the first row of each lane, and the displayed rows.
+
+    Steps with one number share a row while their lanes share ancestors; a range of rows is folded into one.
+    """
+
+    columns: tuple[int, ...]
+    starts: tuple[int, ...]
+    rows: tuple[int | range, ...]
+
+
+def layout(graph: Graph, *, whole: bool = False) -> Layout:
+    """Returns a grid without overlapping lanes and with few crossings; `whole` folds no rows."""
+    starts: list[int] = []
+    for lane in graph.lanes:
+        starts.append(0 if lane.parent is None else starts[lane.parent] + lane.after + 1)
+    spans = [(start, start + len(lane.nodes)) for start, lane in zip(starts, graph.lanes, strict=True)]
+    columns = [0] * len(starts)
+    taken: list[list[tuple[int, int]]] = []
+
+    def put(lane: int, first: int) -> None:
+        start, end = spans[lane]
+        column = first
+        while column < len(taken) and any(start <= last and end >= begun for begun, last in taken[column]):
+            column += 1
+        taken.extend([] for _ in range(len(taken), column + 1))
+        taken[column].append((start, end))
+        columns[lane] = column
+        # The latest branch is nearest, so that no earlier one crosses it.
+        for _, branches in sorted(graph.branches(lane).items(), reverse=True):
+            for branch in branches:
+                put(branch, column + 1)
+
+    for index, lane in enumerate(graph.lanes):
+        if lane.parent is None:
+            put(index, 0)
+    count = max((end for _, end in spans), default=0) + 1
+    anchors = {place for start, end in spans for place in (start - 1, start, end - 1, end)}
+    lanes = zip(starts, graph.lanes, strict=True)
+    nodes = [(start + place, node) for start, lane in lanes for place, node in enumerate(lane.nodes)]
+    anchors |= {row for row, node in nodes if node.folded}
+    notable = {row for row, node in nodes if node.notable}
+    return Layout(tuple(columns), tuple(starts), tuple(range(count) if whole else kept(count, notable, anchors)))
 
 
 # folding ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The words of a graph, and its outline for a terminal or a page. Pure functions of a graph; prints nothing."""
+"""The words of a graph, and its outline for a terminal. Pure functions of a graph; prints nothing."""
 
 from __future__ import annotations
 
@@ -23,15 +23,10 @@ TextOf = Callable[[Any], str | None]
 
 
 class Span(NamedTuple):
-    """A part of a line. Its style is the status of a step or a run, or one of: run, name, quiet, cut, note, left.
-
-    A surface with links makes one of a part that names a `run`, and a `step` of it.
-    """
+    """A part of a line. Its style is the status of a step or a run, or one of: run, name, quiet, cut, note, left."""
 
     text: str
     style: str = ""
-    run: str = ""
-    step: str = ""
 
 
 Line = tuple[Span, ...]
@@ -161,8 +156,7 @@ def _lane(graph: Graph, index: int, depth: int, text_of: TextOf) -> Iterator[Lin
     dim = "left" if lane.sort == "left" else ""
     inside = _indent(depth + 1)
     first, *others = (cut(line, _TEXT_MAX) for line in heading(lane))
-    named = "" if dim or lane.asked else lane.run
-    yield _indent(depth), Span(first, dim or "run", named), Span("  ◀ this one" if lane.asked else "", "asked")
+    yield _indent(depth), Span(first, dim or "run"), Span("  ◀ this one" if lane.asked else "", "asked")
     yield from ((inside, Span(line, dim or "cut")) for line in others)
     for branch in branches.get(-1, ()):
         yield from _lane(graph, branch, depth + 2, text_of)
@@ -183,8 +177,7 @@ def _node(node: Node, lane: Lane, depth: int, text_of: TextOf) -> Iterator[Line]
     dim = "left" if lane.sort == "left" else ""
     status = "in_doubt" if node.in_doubt else node.status
     sign = Span(f"{SIGNS[status]} ", dim if dim and status == "done" else status)
-    number = Span(node.number, dim or "name", "" if dim else lane.run, node.number)
-    called = number, Span("  "), Span(cut(what(node), _TEXT_MAX), "undone" if node.undone else dim)
+    called = Span(f"{node.number}  ", dim or "name"), Span(cut(what(node), _TEXT_MAX), "undone" if node.undone else dim)
     marks = [Span(f"  {note}", "note") for note in notes(node, lane)]
     output = cut(outcome(node.step, text_of), _TEXT_MAX)
     arrow = (Span(" → ", "quiet"), Span(output, "failed" if node.status == "failed" else "quiet")) if output else ()

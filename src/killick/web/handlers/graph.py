@@ -1,14 +1,16 @@
-"""The workflow of a run: its steps, branches, children, forks and rewinds, as data and as an outline. Changes nothing."""
+"""The workflow of a run, drawn: its steps, branches, children, forks and rewinds, with where it is. Changes nothing."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
+from starlette.responses import Response
 
-from killick.history.graph.graph import Lane, run_graph
-from killick.history.graph.text import outline
+from killick.history.graph.graph import Graph, Lane, run_graph
+from killick.history.graph.svg import svg
 from killick.history.page import RedactData
 from killick.presenting.steps import reply_text
 from killick.web.handlers.step_list import through_of
@@ -18,35 +20,46 @@ RUNS_MAX: Final = 24
 """So many runs of a family are drawn on a page; the others are counted."""
 
 
-class OutlinePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a line, in its style; `run`, and `step` of it, are what it names."""
-
-    text: str
-    style: str
-    run: str
-    step: str
+class PictureAsked(RunAsked, frozen=True, kw_only=True):
+    whole: Annotated[bool, msgspec.Meta(description="With every step of a run of up to 400, none folded.")] = False
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """The family of a run as lanes, each with its steps; docs/file-formats.md describes them. `outline` is the same in
-    lines for people."""
+    """The family of a run as lanes, each with its steps; docs/file-formats.md describes them."""
 
     version: int
     run: str
     root: str
     lanes: tuple[Any, ...]
     left_out: int
-    outline: tuple[tuple[OutlinePart, ...], ...]
 
 
 def graph(call: Call[RunAsked, Nothing]) -> RunGraph:
     """The run with its forks, children and rewound steps, as lanes of a drawing."""
-    run, mask = call.asked.run, through_of(call, call.asked.run)
+    return RunGraph(**_drawn(call, call.asked.run).document())
+
+
+def picture(call: Call[PictureAsked, Nothing]) -> Response:
+    """The same as a picture, for a page that has its style: steps and runs are links to their pages."""
+
+    def link_to(lane: Lane, step: str | None) -> str:
+        if step is None:
+            return call.url("/runs/{run}", run=lane.run)
+        return f"{call.url('/runs/{run}', run=lane.run, step=step)}#step-{step}"
+
+    found = _drawn(call, call.asked.run)
+    drawn = svg(found, link_to, text_of=reply_text, whole=call.asked.whole)
+    # It is a part of a page: opened by itself, it is saved.
+    name = f"attachment; filename*=UTF-8''{quote(call.asked.run, safe='')}.svg"
+    return Response(drawn, headers={"Content-Disposition": name}, media_type="image/svg+xml")
+
+
+def _drawn(call: Call[Any, Nothing], run: str) -> Graph:
+    mask = through_of(call, run)
     found = run_graph(call.client.runtime.log, run, runs_max=RUNS_MAX, through=mask)
-    if mask is not None:
-        found = replace(found, lanes=tuple(_masked(lane, mask) for lane in found.lanes))
-    lines = (tuple(OutlinePart(**part._asdict()) for part in line) for line in outline(found, text_of=reply_text))
-    return RunGraph(**found.document(), outline=tuple(lines))
+    if mask is None:
+        return found
+    return replace(found, lanes=tuple(_masked(lane, mask) for lane in found.lanes))
 
 
 def _masked(lane: Lane, mask: RedactData) -> Lane:
@@ -56,5 +69,6 @@ def _masked(lane: Lane, mask: RedactData) -> Lane:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/graph", graph, asks=RunAsked, gives=RunGraph, page="_graph.html"),
+    get("/runs/{run}/graph", graph, asks=RunAsked, gives=RunGraph),
+    get("/runs/{run}/graph.svg", picture, asks=PictureAsked, media="image/svg+xml"),
 )
