@@ -26,6 +26,7 @@ from killick.model.events import to_text
 from killick.web.auth.server_keys import owner_key, session_key
 from killick.web.middleware import VISIT
 from killick.web.problems import Problem
+from killick.web.status_reader import StatusReader
 from killick.workers.tokens import TOKENS, Person, Token, Tokens, checked
 
 if TYPE_CHECKING:
@@ -154,10 +155,11 @@ class TokenAccess(Access):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self.tokens = Tokens(client.runtime.engine)
+        self._statuses = StatusReader(client.runtime.store)
         self._session_key = hmac.digest(session_key(client), b"killick web session 1", sha256)
 
     async def _identified(self, request: Request) -> Person | None:
-        found = await asyncio.to_thread(self.client.runtime.store.statuses, (TOKENS,))
+        found = await self._statuses.read(TOKENS)
         seq = found[TOKENS].head.seq if TOKENS in found else 0
         if self.tokens.seq < seq:
             await asyncio.to_thread(self.tokens.up_to, seq)
