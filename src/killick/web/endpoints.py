@@ -28,6 +28,7 @@ from killick.web.app_context import AppContext
 from killick.web.idempotency import IdempotencyKeys
 from killick.web.problems import Problem, problem_of
 from killick.web.render import problem_page, render
+from killick.web.response_cache import ResponseCache
 from killick.web.routes import Call, Created, Nothing, Person, Route
 
 A = TypeVar("A", bound=msgspec.Struct)
@@ -40,6 +41,7 @@ class Endpoints:
     def __init__(self, context: AppContext, *, once: IdempotencyKeys | None = None) -> None:
         self.context = context
         self.once = once
+        self.answers = ResponseCache(context.client.runtime.clock, context.client.runtime.store)
 
     def table(self, routes: Sequence[Route]) -> list[StarletteRoute]:
         """The Starlette routes of a table; a fixed segment wins over a parameter."""
@@ -71,17 +73,22 @@ class _Endpoint:
             call = await self._call(request)
             if self.route.writes:
                 return await self._written(call)
-            answer = await self._carried_out(call)
+            if self.route.gives is None:
+                return await self._carried_out(call)
+            answer = await self.app.answers.given(call, self._carried_out, personal=self.route.personal)
             known, version = request.headers.get("if-none-match"), answer.headers.get("etag")
             return answer if version is None or known != version else Response(None, 304, {"ETag": version})
         except Exception as error:
             return (await self._problem(request, error)).response()
 
     async def _written(self, call: Call[Any, Any]) -> Response:
-        is_known = self.route.scope is not None  # without a scope, callers share no keys
-        if is_known and call.key is not None and self.app.once is not None:
-            return await self.app.once.around(call, self.route, self._answered)
-        return await self._carried_out(call)
+        try:
+            is_known = self.route.scope is not None  # without a scope, callers share no keys
+            if is_known and call.key is not None and self.app.once is not None:
+                return await self.app.once.around(call, self.route, self._answered)
+            return await self._carried_out(call)
+        finally:
+            self.app.answers.forget()
 
     async def _answered(self, call: Call[Any, Any]) -> Response:
         """The response to a call. A refusal is a response too."""

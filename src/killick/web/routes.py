@@ -105,6 +105,8 @@ class Route(msgspec.Struct, frozen=True):
     """Whether doing it twice with the same key does it once by itself."""
     veils: bool = True
     """Whether its response may contain redacted values; one that is made of no run's values does not."""
+    personal: bool = True
+    """Whether its document depends on the caller, beyond their scope. A handler of any other reads no `person.name`."""
     blank: Callable[[Call[Any, Any]], Any] | None = None
     """Makes the document of the page that has the form again, where a question was refused."""
 

@@ -226,7 +226,7 @@ def export(call: Call[RunAsked, Nothing]) -> Response:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}", run_page, asks=RunPageAsked, gives=RunDetail, page="run.html"),
+    get("/runs/{run}", run_page, asks=RunPageAsked, gives=RunDetail, page="run.html", personal=False),
     get("/runs/{run}/why", why, asks=WhyAsked, gives=Explanation),
     post("/runs/{run}/verify", verify, asks=RunAsked, gives=Verification, scope="operator", natural=True),
     get("/runs/{run}/export", export, asks=RunAsked, media="application/octet-stream"),

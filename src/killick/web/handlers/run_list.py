@@ -194,5 +194,5 @@ def agent_of(call: Call[Any, Any]) -> str | None:
 
 ROUTES: Final = (
     get("/runs", runs, asks=RunsAsked, gives=RunList, page="runs.html", at=("/", "/runs")),
-    get("/counts", counts, asks=CountsAsked, gives=StatusCounts),
+    get("/counts", counts, asks=CountsAsked, gives=StatusCounts, personal=False),
 )

@@ -114,5 +114,5 @@ def _effect_status(log: Log, run: str, step: timeline_parts.Step, started: int) 
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/steps/{step}", step, asks=StepAsked, gives=StepDetail, page="_step.html"),
+    get("/runs/{run}/steps/{step}", step, asks=StepAsked, gives=StepDetail, page="_step.html", personal=False),
 )

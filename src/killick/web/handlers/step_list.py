@@ -257,4 +257,4 @@ class _RedactedReader(NamedTuple):
         return self.hide(self.log.data(self.run, seq))
 
 
-ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/steps", steps, asks=StepsAsked, gives=StepPage),)
+ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/steps", steps, asks=StepsAsked, gives=StepPage, personal=False),)

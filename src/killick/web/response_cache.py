@@ -1,0 +1,140 @@
+"""Request coalescing: a document that many clients request at once is made once. Caches nothing on an idle server.
+
+A document is made from a store that other processes write to, so it is always slightly stale. When more are in progress
+than this process can make in parallel, or making them takes much of its time, a request that equals a recent one gets
+the same response: many equal requests cost about as much as one. A write through this server is visible to every later
+request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import Response
+
+from killick.lru import Lru
+from killick.web.routes import Call
+from killick.web.status_reader import StatusReader
+
+if TYPE_CHECKING:
+    from killick.clock import Clock
+    from killick.store.protocol import Store
+    from killick.store.records import RunStatus
+
+BUSY: Final = 3
+"""How many answers are being made before others are shared."""
+
+LOAD: Final = 0.3
+CROWD: Final = 60
+"""How many seconds of making, and how many requests, in the last few seconds make a crowd, for which answers are shared
+as well: workers on the same machine need the rest of the time."""
+
+KEPT_SECONDS: Final = 0.5
+"""How old a shared answer may be. Pages wait for longer than this before they ask for an announced change."""
+
+KEPT_TIMES: Final = 40
+"""A shared answer that took long to make may be so many times as old as that, up to `STILL_SECONDS`: then making one of
+the dear documents takes a fortieth of the time, however often it is asked for."""
+
+STILL_SECONDS: Final = 2.0
+"""The same for a response about an unchanged run: other runs that it shows may have changed."""
+
+ANSWERS_MAX: Final = 256
+ANSWER_BYTES_MAX: Final = 262_144
+
+Make = Callable[["Call[Any, Any]"], Awaitable[Response]]
+
+
+class _Entry:
+    """An answer, since when it is being made (None: its turn has not come), when it was last known to be good, for how
+    long it is, and how its run stood before it was made."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        self.good_at = 0.0
+        self.seconds = KEPT_SECONDS
+        self.standing: RunStatus | None = None
+        self.answer: asyncio.Task[Response]
+
+
+class ResponseCache:
+    """The answers of one app, all on one loop."""
+
+    def __init__(self, clock: Clock, store: Store) -> None:
+        self._clock = clock
+        self._statuses = StatusReader(store)
+        self._made: Lru[tuple[bytes | str, ...], _Entry] = Lru(ANSWERS_MAX)
+        self._making = 0
+        self._lately = (0.0, 0.0, 0.0)  # requests and seconds of making, each counting half after a second, and when
+        self.shared = 0
+        """How many requests got a response that was made for another one."""
+
+    async def given(self, call: Call[Any, Any], make: Make, *, personal: bool = True) -> Response:
+        """The answer to a read: a fresh one, or while there is no time for that, one from a moment ago.
+
+        Of those who ask for the same meanwhile, all who come too late for the one in the making share the next. A
+        `personal` answer is for one person, and any other for all of one scope; their access was checked before.
+        """
+        person = call.person
+        asked = (call.written, call.request.scope.get("root_path", ""), person.name if personal else "", person.scope)
+        known = self._made.get(asked) if self._is_busy(requests=1) else None
+        if known is not None and (self._is_fresh(known) or await self._is_still(known, call)):
+            self.shared += 1
+            return await asyncio.shield(known.answer)
+        made = _Entry()
+        made.answer = asyncio.create_task(self._answer(made, known, call, make))
+        made.answer.add_done_callback(lambda _: self._unkept(asked, made))
+        self._made.put(asked, made)
+        return await asyncio.shield(made.answer)
+
+    def _is_busy(self, *, requests: int = 0, seconds: float = 0.0) -> bool:
+        """Whether answers are shared now, after so many more requests and seconds of making."""
+        (count, load, at), now = self._lately, self._clock.monotonic()
+        count, load = (each * 0.5 ** (now - at) for each in (count, load))
+        self._lately = count + requests, load + seconds, now
+        return self._making >= BUSY or (count > CROWD and load > LOAD)
+
+    def _is_fresh(self, known: _Entry) -> bool:
+        return known.at is None or self._clock.monotonic() - known.good_at <= known.seconds
+
+    async def _is_still(self, known: _Entry, call: Call[Any, Any]) -> bool:
+        """Whether an answer is about a run that has not moved since it was made."""
+        now = self._clock.monotonic()
+        if known.standing is None or known.at is None or now - known.at > STILL_SECONDS or not known.answer.done():
+            return False
+        if await self._standing(call) != known.standing:
+            return False
+        known.good_at = now
+        return True
+
+    async def _standing(self, call: Call[Any, Any]) -> RunStatus | None:
+        run: object = getattr(call.asked, "run", None)
+        return (await self._statuses.read(run)).get(run) if isinstance(run, str) else None
+
+    def forget(self) -> None:
+        """Something was written here."""
+        self._made.clear()
+
+    async def _answer(self, made: _Entry, before: _Entry | None, call: Call[Any, Any], make: Make) -> Response:
+        self._making += 1
+        try:
+            if before is not None:
+                await asyncio.wait([before.answer])
+            made.at = made.good_at = self._clock.monotonic()
+            if self._is_busy():
+                made.standing = await self._standing(call)
+            return await make(call)
+        finally:
+            self._making -= 1
+            took = 0.0 if made.at is None else self._clock.monotonic() - made.at
+            made.seconds = min(max(KEPT_SECONDS, took * KEPT_TIMES), STILL_SECONDS)
+            self._is_busy(seconds=took)
+
+    def _unkept(self, asked: tuple[bytes | str, ...], made: _Entry) -> None:
+        """A failed or large response is not kept."""
+        answer = made.answer
+        failed = answer.cancelled() or answer.exception() is not None
+        if self._made.get(asked) is made and (failed or len(answer.result().body) > ANSWER_BYTES_MAX):
+            self._made.pop(asked)
