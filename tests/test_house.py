@@ -38,7 +38,7 @@ LAYERS: Final = {
     "client": 10,
     "check": 11,
     "presenting": 12,
-    "cli": 13, "web": 13, "proxy": 13, "adapters": 13, "testing": 13,
+    "cli": 13, "web": 13, "adapters": 13, "testing": 13,
 }  # fmt: skip
 """Which layer each part of the package belongs to; a part imports its own layer and those below."""
 

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from rich.console import Console
 
 from killick.check.findings import Finding, Reached, Report
-from killick.cli.commands.check import rendered
+from killick.cli.commands.check import document, rendered
 from killick.cli.main import main
-from killick.presenting import check_reports
 
 APP = """\
 import killick
@@ -48,87 +46,6 @@ both = [books, looks]
 
 Cli = Callable[..., tuple[int, str, str]]
 
-SARIF = {
-    "type": "object",
-    "required": ["version", "runs"],
-    "additionalProperties": False,
-    "properties": {
-        "$schema": {"type": "string", "format": "uri"},
-        "version": {"enum": ["2.1.0"]},
-        "runs": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["tool"],
-                "additionalProperties": False,
-                "properties": {
-                    "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
-                    "tool": {
-                        "type": "object",
-                        "required": ["driver"],
-                        "properties": {
-                            "driver": {
-                                "type": "object",
-                                "required": ["name"],
-                                "properties": {
-                                    "name": {"type": "string"},
-                                    "version": {"type": "string"},
-                                    "rules": {
-                                        "type": "array",
-                                        "uniqueItems": True,
-                                        "items": {"type": "object", "required": ["id"]},
-                                    },
-                                },
-                            }
-                        },
-                    },
-                    "results": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["message"],
-                            "additionalProperties": False,
-                            "properties": {
-                                "ruleId": {"type": "string"},
-                                "level": {"enum": ["none", "note", "warning", "error"]},
-                                "message": {"type": "object", "required": ["text"]},
-                                "partialFingerprints": {
-                                    "type": "object", "additionalProperties": {"type": "string"},
-                                },
-                                "locations": {
-                                    "type": "array",
-                                    "items": {
-                                        "type": "object",
-                                        "properties": {
-                                            "physicalLocation": {
-                                                "type": "object",
-                                                "required": ["artifactLocation"],
-                                                "properties": {
-                                                    "artifactLocation": {
-                                                        "type": "object",
-                                                        "properties": {
-                                                            "uri": {"type": "string", "pattern": "^[^ ]+$"}
-                                                        },
-                                                    },
-                                                    "region": {
-                                                        "type": "object",
-                                                        "properties": {"startLine": {"type": "integer", "minimum": 1}},
-                                                    },
-                                                },
-                                            }
-                                        },
-                                    },
-                                },
-                            },
-                        },
-                    },
-                },
-            },
-        },
-    },
-}  # fmt: skip
-"""The parts of the SARIF 2.1.0 schema that a report uses."""
-
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
@@ -144,26 +61,13 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_ci_gets_every_finding_with_its_file_and_line(cli: Cli) -> None:
-    code, out, err = cli("app.py:both", "--sarif", "check.sarif", "--json")
+    code, out, err = cli("app.py:both", "--json")
     assert (code, err) == (1, "")
     broken, sound = json.loads(out)
     assert (broken["verdict"], sound["verdict"], sound["holds"]) == ("faults", "sound", True)
     [found] = broken["findings"]
     assert (found["kind"], found["weight"], found["file"], found["line"]) == ("twice", "fault", "app.py", 4)
     assert (broken["reached"]["tools"], broken["reached"]["tools_never"]) == (2, [])
-    log = json.loads(Path("check.sarif").read_text(encoding="utf-8"))
-    jsonschema.validate(log, SARIF)
-    [result] = log["runs"][0]["results"]
-    assert (result["ruleId"], result["level"]) == ("twice", "error")
-    assert result["locations"][0]["physicalLocation"] == {
-        "artifactLocation": {"uri": "app.py"}, "region": {"startLine": 4},
-    }  # fmt: skip
-
-
-def test_a_report_that_cannot_be_written_is_one_line(cli: Cli) -> None:
-    code, _, err = cli("app.py:looks", "--sarif", "nowhere/check.sarif")
-    assert code == 2
-    assert "nowhere/check.sarif: cannot be written (No such file or directory); name another file" in err
 
 
 def test_a_pipe_gets_no_progress(cli: Cli) -> None:
@@ -220,11 +124,6 @@ def test_how_many_tools_were_called_is_shown() -> None:
     assert "2 of 3 tools" in text
 
 
-def test_reports_hold_odd_characters_and_places_without_a_line() -> None:
-    odd = Report(**REPORT, findings=(finding(kind="fails", title="bad \x00 & <b>", where="/tmp/a b.py:0"),))
-    nowhere = Report(**REPORT, findings=(finding(where="partial"),))
-    log = check_reports.sarif([odd, nowhere], "1")
-    jsonschema.validate(log, SARIF)
-    first, second = (each["locations"][0]["physicalLocation"] for each in log["runs"][0]["results"])
-    assert first == {"artifactLocation": {"uri": "file:///tmp/a%20b.py"}, "region": {"startLine": 1}}
-    assert second == {"artifactLocation": {"uri": "partial"}}
+def test_a_place_without_a_line_is_a_file_alone() -> None:
+    found = document(Report(**REPORT, findings=(finding(where="a b.py:3"), finding(where="partial"))))["findings"]
+    assert [(each["file"], each["line"]) for each in found] == [("a b.py", 3), ("partial", None)]

@@ -11,7 +11,6 @@ import pytest
 import killick
 from killick import rules
 from killick.cli.main import main
-from killick.presenting.contracts import words
 
 claims = killick.Contract(
     "claims",
@@ -137,10 +136,11 @@ def test_a_mistake_is_told_in_one_line(cli: Cli, args: list[str], line: str) -> 
 # show ---------------------------------------------------------------------------------------------
 
 
-def test_the_rules_are_told_in_plain_words_of_a_file_an_agent_and_a_run(cli: Cli) -> None:
+def test_the_rules_of_a_file_an_agent_and_a_run_are_shown(cli: Cli) -> None:
     _, of_file, _ = cli("show", "stricter.toml")
-    assert "1  sums  pay: amount is a whole number from 1 to 300" in of_file
-    assert "2  few   pay: no more than 1 effect; otherwise ask managers" in of_file
+    assert "1  sums  arguments=" in of_file
+    assert '"max": 300' in of_file
+    assert '2  few   budget={"effects": 1}, tools=["pay"], ask={"to": ["managers"]}' in of_file
     _, of_agent, _ = cli("show", f"{__name__}:review")
     _, of_name, _ = cli("show", "review", "--app", __name__)
     assert of_agent == of_name
@@ -156,33 +156,6 @@ def test_showing_prints_the_whole_contract_for_programs(cli: Cli) -> None:
     _, out, _ = cli("show", "claim_7", "--json")
     [told] = json.loads(out)
     assert (told["digest"], [rule["name"] for rule in told["rules"]][1:3]) == (claims.digest, ["sums", "large sums"])
-
-
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        (rules.allow("a", "b", "c"), "only a, b and c"),
-        (rules.deny("delete_*", "drop"), "never delete_* or drop"),
-        (rules.arguments("pay", currency={"one_of": ["EUR"]}), 'pay: currency is "EUR"'),
-        (rules.arguments("pay", to={"type": "string", "length": 9}), "pay: to is text, at most 9 long"),
-        (rules.arguments("pay", to={"matches": "a+", "optional": True}), "pay: to may be missing, or is like a+"),
-        (rules.paths("read", path=["in", "out"]), "read: path leads into in/ or out/"),
-        (rules.budget(calls=1, tokens=2_000, money="5 USD"), "no more than 1 call, 2,000 tokens and 5 USD"),
-        (rules.budget(time="90m"), "no more than 1h 30m"),
-        (rules.budget("pay", effects=3, scope="run"), "pay: no more than 3 effects, in the run alone"),
-        (rules.once("close"), "close no more than once"),
-        (rules.total("pay", "amount", max=10, by="to"), "pay: amount adds up to at most 10 for each to"),
-        (rules.after("pay", "assess", "look"), "pay only after assess and look"),
-        (rules.context("pay", ok={"one_of": [True]}), "pay only while context.ok is true"),
-        (rules.context("pay", latest=True), "pay only while the code has seen its last change"),
-        (
-            rules.deny("pay", ask=killick.Approval(["mia", "max"], need=2, timeout="24h", escalate=[("ann", "30s")])),
-            "never pay; otherwise ask mia and max, 2 approve, for 1d, then ann for 30 s",
-        ),
-    ],
-)  # fmt: skip
-def test_every_kind_of_rule_has_its_words(rule: rules.Rule, said: str) -> None:
-    assert words(rule) == said
 
 
 # rejudge ------------------------------------------------------------------------------------------
@@ -223,11 +196,7 @@ def test_judging_again_prints_data_for_programs(cli: Cli) -> None:
     code, out, _ = cli("rejudge", "claim_60", "--contract", "stricter.toml", "--json")
     told = json.loads(out)
     assert code == 1
-    assert (told["intentions"], told["counts"]["stopped"]) == (3, 2)
     [run] = told["runs"]
-    assert (run["run"], run["hypothetical_from"], [each["if_so"] for each in run["changes"]]) == (
-        "claim_60",
-        "2",
-        [False, True],
-    )
-    assert run["changes"][0]["now"]["code"] == "argument_refused"
+    assert (run["run"], run["intentions"], run["hypothetical_from"]) == ("claim_60", 3, "2")
+    assert [(each["change"], each["if_so"]) for each in run["judged"]] == [("stopped", False), ("stopped", True)]
+    assert run["judged"][0]["now"]["code"] == "argument_refused"

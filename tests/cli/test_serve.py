@@ -11,7 +11,6 @@ import pytest
 import killick
 from claims import call, move_in
 from killick.cli import context
-from killick.cli.commands import serve
 from killick.definitions.agents import AGENTS
 from killick.web import server
 
@@ -73,19 +72,6 @@ def test_fields_to_redact_may_stand_in_the_settings(capsys: Capture, served: dic
     code, _, err = call(capsys, "serve")
     assert code == 2
     assert "[tool.killick] redact is 'ssn'; give a list of fields" in err
-
-
-def test_it_opens_a_browser_where_that_is_asked_for(
-    capsys: Capture, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(serve.webbrowser, "open", opened.append)
-    call(capsys, "serve", "--open")
-    [page] = opened
-    file = Path(page.removeprefix("file://"))
-    assert LINK in file.read_text()
-    assert "key=" not in page, "every user sees a browser's command line"
-    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from killick.clock import microseconds
-from killick.store.records import RunRow, Urgency
 from web import desk as at
 from web.desk import Desk, desk
 
@@ -214,22 +213,3 @@ def test_a_wait_that_never_was_is_not_found(office: Desk) -> None:
     assert office.get("/inbox/nobody:1", 404)["code"] == "run_unknown"
     assert "nobody" in office.page("/inbox/nobody:1", 404)
     assert office.page("/inbox?to=somebody").count("Nothing waits for somebody") == 1
-
-
-def test_where_counting_questions_takes_long_the_count_holds_until_something_is_written_here(
-    office: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = office.kd.runtime.store
-    counting = store.asking
-
-    def slow(now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
-        office.clock.advance(1)
-        return counting(now_us, after=after, limit=limit)
-
-    monkeypatch.setattr(store, "asking", slow)
-    office.at(at.asks, "When?", run="a")
-    assert office.get("/health")["questions"] == 1
-    office.at(at.asks, "When?", run="b")
-    assert office.get("/health")["questions"] == 1
-    office.post("/runs/b/note", note="a second one")
-    assert office.get("/health")["questions"] == 2

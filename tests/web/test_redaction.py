@@ -162,7 +162,7 @@ def test_nobody_learns_by_asking_whether_they_guessed_right(kd: killick.Client) 
     _, text = issue(kd.runtime.engine, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         for guess in (SSN, "123-45-6780"):
-            assert web.get("/api/v1/runs/r1/steps", params={"q": guess}).json()["q"] == guess
+            assert web.get("/api/v1/inbox", params={"to": guess}).json()["to"] == guess
             for asked in ({"because": guess}, {"question": guess}, {"choice": guess}, {"where": f"ssn={guess}"}):
                 answer = web.get("/api/v1/find", params={"what": "decisions", **asked})
                 assert (answer.status_code, answer.json()["code"]) == (403, "redacted")

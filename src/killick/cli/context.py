@@ -9,7 +9,7 @@ import json as jsonlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 import click
 import msgspec
-from click.shell_completion import CompletionItem
 
 from killick.cli import apps
 from killick.cli.exit_codes import CommandFailed, Exit, nearest
@@ -33,7 +32,7 @@ from killick.presenting.encoder import document
 from killick.sanitizer import visible
 from killick.store import open_store
 from killick.store.protocol import Store, is_held
-from killick.store.records import OWN_AGENTS, RunQuery, RunRow, shown_tags
+from killick.store.records import OWN_AGENTS, RunQuery
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -79,13 +78,10 @@ class Shell:
     clock: Final = SystemClock()
     ids: Final = RandomIds()
 
-    def __init__(
-        self, *, store: str | None = None, app: str | None = None, json: bool = False, busy_seconds: float | None = None
-    ) -> None:
+    def __init__(self, *, store: str | None = None, app: str | None = None, json: bool = False) -> None:
         self.json = json
         self._url = store
         self._app = app
-        self._options: dict[str, Any] = {} if busy_seconds is None else {"busy_seconds": busy_seconds}
         self._store: Store | None = None
         self._client: Client | None = None
 
@@ -192,7 +188,7 @@ class Shell:
         if self.url.startswith("memory:"):
             return decrypting(open_store(self.url))
         try:
-            return decrypting(open_store(self.url, create=create, **self._options))
+            return decrypting(open_store(self.url, create=create))
         except StoreBroken:
             if self._file is not None and self._file.is_file() and self._file.read_bytes()[:6] != b"SQLite":
                 raise CommandFailed(f"{self.url}: is a file, but no store; --store names another") from None
@@ -332,13 +328,9 @@ class Shell:
             self.refuse_run(run)
         return run
 
-    def runs(self, limit: int) -> Sequence[RunRow]:
-        """The latest runs, newest first."""
-        return self.store.runs(RunQuery(), limit=limit)
-
     def refuse_run(self, run: str) -> NoReturn:
         """Say that there is no such run, and which one may have been meant."""
-        hint = nearest(run, (row.run for row in self.runs(1_000)), "`killick ps` lists them")
+        hint = nearest(run, (row.run for row in self.store.runs(RunQuery(), limit=1_000)), "`killick ps` lists them")
         raise CommandFailed(f"{run}: no such run in {self.store.place}; {hint}") from RunUnknown(run)
 
     def confirm(self, question: str, *, yes: bool) -> None:
@@ -435,54 +427,9 @@ def pair(text: str) -> tuple[str, Any]:
     return name, value_of(value, name)
 
 
-# completing ---------------------------------------------------------------------------------------
+# options and arguments -------------------------------------------------------------------------------
 
-Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-BUSY_SECONDS: Final = 0.2
-"""How long a completion waits for a locked store."""
-
-
-def completing(find: Callable[[Shell, click.Context], Iterable[str | tuple[str, str]]]) -> Completer:
-    """The candidates that fit the incomplete word, with their help. Suppresses errors: a completion cannot show one."""
-
-    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        store = context.params.get("store") or os.environ.get("KILLICK_STORE")
-        shell = Shell(store=store, app=context.params.get("app"), busy_seconds=BUSY_SECONDS)
-        with contextlib.suppress(Exception):
-            try:
-                found = [(each, None) if isinstance(each, str) else each for each in find(shell, context)]
-            finally:
-                shell.close()
-            return [CompletionItem(value, help=says) for value, says in found if value.startswith(incomplete)]
-        return []
-
-    return complete
-
-
-@completing
-def complete_run(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    """Run ids, newest first."""
-    return [(row.run, f"{row.status} {row.agent}") for row in shell.runs(500)]
-
-
-@completing
-def complete_agent_name(shell: Shell, context: click.Context) -> Iterable[str]:
-    """Agents that have runs."""
-    return shell.store.agents()
-
-
-@completing
-def complete_tag(shell: Shell, context: click.Context) -> Iterable[str]:
-    """Tags that runs have, but for those of our own."""
-    return dict.fromkeys(tag for row in shell.runs(500) for tag in shown_tags(row.tags))
-
-
-def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """File names, completed by the shell itself."""
-    return [CompletionItem(incomplete, type="file")]
-
-
-run_argument: Final = click.argument("run", shell_complete=complete_run)
+run_argument: Final = click.argument("run")
 by_option: Final = click.option("--by", metavar="NAME", default=current_user, help="Your name.  [default: your login]")
 
 
@@ -499,9 +446,8 @@ def span(context: click.Context, parameter: click.Parameter, text: str) -> float
 grace_option: Final = click.option("--grace", metavar="SPAN", default="30s", show_default=True, callback=span,
                                    help="How long an open step may run on after Ctrl-C.")  # fmt: skip
 yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-agent_option: Final = click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.",
-                                   shell_complete=complete_agent_name)  # fmt: skip
-tag_option: Final = click.option("--tag", metavar="TAG", help="Only runs with this tag.", shell_complete=complete_tag)
+agent_option: Final = click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.")  # fmt: skip
+tag_option: Final = click.option("--tag", metavar="TAG", help="Only runs with this tag.")
 since_option: Final = click.option("--since", metavar="WHEN", help="Only runs that changed since: 2h, 3d, 2026-11-14.")
 dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 
@@ -540,7 +486,6 @@ def command(name: str, *, json: bool = True, app: bool = False) -> Callable[[Cal
             metavar="URL",
             envvar="KILLICK_STORE",
             help="The store: a path or a URL.",
-            shell_complete=complete_file,
         )(invoked)
         if app:
             wrapped = click.option("--app", metavar="MODULE", help="The module that declares the agents.")(wrapped)

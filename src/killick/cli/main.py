@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, shell_complete
 
 from killick.cli.exit_codes import CommandFailed, Exit, code_of, drop_output, nearest
 from killick.errors import KillickError
@@ -31,9 +31,7 @@ COMMANDS: Final[dict[str, str]] = {
     "answer": "answer a question",
     "demo": "see a crash and a recovery",
     "pause": "stop at the next step",
-    "proxy": "record and page model calls",
     "resume": "continue runs",
-    "completion": "for your shell",
     "cancel": "end runs",
     "mcp": "let models read runs",
 }
@@ -60,7 +58,7 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "publish": "publish an event", "pause": "pause one", "resume": "resume one",
     }),
     "contract": ("Rules that evaluate every intention of an agent.", {
-        "show": "show the rules in words", "rejudge": "evaluate recorded runs again",
+        "show": "show the rules", "rejudge": "evaluate recorded runs again",
     }),
     "store": ("Maintain the store, and prove its contents.", {
         "verify": "verify the record", "doctor": "diagnose problems", "repair": "repair a run's log",
@@ -82,7 +80,6 @@ MODULES: Final = {
         "killick.cli.commands.run": "run, start",
         "killick.cli.commands.worker": "worker",
         "killick.cli.commands.serve": "serve",
-        "killick.cli.commands.proxy": "proxy",
         "killick.cli.commands.mcp": "mcp",
         "killick.cli.commands.trigger": ", ".join(f"trigger {word}" for word in GROUPS["trigger"][1]),
         "killick.cli.commands.ps": "ps",
@@ -102,14 +99,13 @@ MODULES: Final = {
         "killick.cli.commands.store.seal": "store seal, store prove",
         "killick.cli.commands.contract": ", ".join(f"contract {word}" for word in GROUPS["contract"][1]),
         "killick.cli.commands.token": ", ".join(f"token {word}" for word in GROUPS["token"][1]),
-        "killick.cli.completion": "completion",
     }.items()
     for path in paths.split(", ")
 }
 """Where each command lives: as the object `WORD_command` of its module, which is imported when it is called."""
 
 COMPLETING: Final = "_KILLICK_COMPLETE"
-"""The variable by which a shell asks for completions."""
+"""The variable by which a shell asks for completions, or a person for the script: `bash_source`."""
 
 VARIABLES: Final = {
     "KILLICK_STORE": "the store, if `--store` is not given",
@@ -259,10 +255,8 @@ def _invoke(args: list[str]) -> int:
 
 def _complete(asked: str) -> int:
     """Answer a shell that completes. It has nowhere to put an error, so there is none."""
-    from killick.cli.completion import completions
-
     with contextlib.suppress(Exception, SystemExit, click.Abort):
-        completions(killick, asked)
+        shell_complete(killick, {}, "killick", COMPLETING, asked)
         sys.stdout.flush()
     return int(Exit.DONE)
 

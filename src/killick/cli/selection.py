@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, get_args
 
 import click
 import msgspec
 
 from killick.cli import style
-from killick.cli.context import Shell, agent_option, completing, dry_run_option, since_option, tag_option, yes_option
+from killick.cli.context import Shell, agent_option, dry_run_option, since_option, tag_option, yes_option
 from killick.cli.exit_codes import CommandFailed
 from killick.engine.views import Listed
 from killick.errors import RunUnknown
-from killick.log import boundaries
 from killick.model.facts import Status
 
 STATUSES: Final[tuple[str, ...]] = get_args(Status)
@@ -49,26 +48,6 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join([*self.status, *(f"{name} {value}" for name, value in limits.items() if value)]) or "all"
 
 
-@completing
-def complete_named(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    """Runs that are not named yet, those first that the command may be meant for."""
-    named = context.params.get("runs") or ()
-    return [(row.run, f"{row.status} {row.agent}") for row in shell.runs(500) if row.run not in named]
-
-
-def named_run(context: click.Context) -> str:
-    """The run of an incomplete line. After an option without its value, click has not parsed it yet."""
-    named: str = context.params.get("run") or context.args[0]
-    return named
-
-
-@completing
-def complete_place(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    """Places in the run that was named."""
-    found = boundaries.history(shell.log, named_run(context))
-    return [(f"{each.step}:{side}", each.name) for each in found for side in ("before", "after")]
-
-
 def selecting(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command runs to act on: it gets a Selection."""
 
@@ -80,7 +59,7 @@ def selecting(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapped: Any = with_selection
     for declare in reversed([
-        click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_named),
+        click.argument("runs", nargs=-1, metavar="[RUN]..."),
         *[click.option(f"--{flag}", is_flag=True, help=line) for flag, line in FLAGS.items()],
         click.option(
             "--status", metavar="STATUS", type=click.Choice(STATUSES), multiple=True, help="Select runs of this status."

@@ -22,11 +22,6 @@ ASKING_MAX: Final = 200
 NEW_MAX: Final = 50
 """The number of logs that one count reads. The next count continues."""
 
-SHARE: Final = 10
-"""Where counting takes long, its result holds for so many times as long."""
-
-LONG_SECONDS: Final = 0.02
-
 
 class Needs(Document, frozen=True):
     """How much needs a person. `asks_you` are questions that the caller may answer; `late` runs have been due for a
@@ -47,23 +42,9 @@ class Questions:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._kept: dict[str, tuple[tuple[int, int], list[Wait]]] = {}
-        self._last: tuple[list[Wait], bool] = [], False
-        self._until = 0.0
-
-    def forget(self) -> None:
-        """Count again at once: something was written here."""
-        self._until = 0.0
 
     def now(self) -> tuple[list[Wait], bool]:
-        """The questions, and whether more runs ask; where very many do, as they were a moment ago."""
-        clock = self._client.runtime.clock
-        if (began := clock.monotonic()) >= self._until:
-            self._last = self._counted()
-            took = clock.monotonic() - began
-            self._until = began + took * SHARE if took > LONG_SECONDS else 0.0
-        return self._last
-
-    def _counted(self) -> tuple[list[Wait], bool]:
+        """The questions, and whether more runs ask."""
         log, known = self._client.runtime.log, self._kept
         rows = log.store.asking(self._client.runtime.clock.now_us(), limit=ASKING_MAX + 1)
         standings = log.store.statuses([row.run for row in rows[:ASKING_MAX]])

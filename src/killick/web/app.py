@@ -45,7 +45,6 @@ from killick.web.handlers import (
     triggers,
     window,
 )
-from killick.web.handlers import files as workspace
 from killick.web.idempotency import IdempotencyKeys
 from killick.web.middleware import Guard, Limits
 from killick.web.problems import Problem
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 
 SLICES: Final[tuple[Any, ...]] = (
     operations, compare, graph, search, streams, status, inbox, answer_link, boundary, receiving, overview,
-    record, run_detail, run_list, start, step_detail, step_list, trace, triggers, window, workspace,
+    record, run_detail, run_list, start, step_detail, step_list, trace, triggers, window,
 )  # fmt: skip
 """The modules whose routes make up the app."""
 

@@ -89,7 +89,6 @@ class _Endpoint:
             return await self._carried_out(call)
         finally:
             self.app.answers.forget()
-            self.context.questions.forget()
 
     async def _answered(self, call: Call[Any, Any]) -> Response:
         """The response to a call. A refusal is a response too."""

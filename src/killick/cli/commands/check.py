@@ -6,7 +6,6 @@ import contextlib
 import logging
 import signal
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -18,15 +17,12 @@ from killick.check.checker import STORIES_MAX, Case, case_like, check
 from killick.check.findings import Finding, Reached, Report
 from killick.cli import apps
 from killick.cli import style as paint
-from killick.cli.context import Shell, command, complete_run, pair, value_of
+from killick.cli.context import Shell, command, pair, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.clock import SystemClock
 from killick.definitions.agents import Agent
 from killick.history.phrasing import counted
-from killick.presenting import check_reports
-from killick.version import VERSION
 
-FILE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
 PATIENCE_SECONDS: Final = 60
 """How long one rehearsal may compute without ever letting go, before it is taken for one that never ends."""
 
@@ -38,13 +34,12 @@ PATIENCE_SECONDS: Final = 60
 @click.option("--answer", "answers", metavar="[QUESTION=]ANSWER", multiple=True, help="A person's answer. [approve]")
 @click.option("--message", "messages", metavar="NAME=VALUE", multiple=True, help="A message that a run waits for.")
 @click.option("--real", metavar="TOOL", multiple=True, help="Execute this tool for real, hundreds of times; * for all.")
-@click.option("--like", metavar="RUN", shell_complete=complete_run, help="Use this run's input, results and answers.")
+@click.option("--like", metavar="RUN", help="Use this run's input, results and answers.")
 @click.option("--max", "most", type=click.IntRange(1), default=STORIES_MAX, show_default=True, help="Maximum of runs.")
 @click.option("--strict", is_flag=True, help="Exit with 1 on advice, too.")
-@click.option("--sarif", type=FILE, metavar="FILE", help="Write the findings as SARIF, with files and lines.")
 def check_command(
     shell: Shell, target: str, given: str | None, fakes: Sequence[str], answers: Sequence[str],
-    messages: Sequence[str], real: Sequence[str], like: str | None, most: int, strict: bool, sarif: Path | None,
+    messages: Sequence[str], real: Sequence[str], like: str | None, most: int, strict: bool,
 ) -> int:  # fmt: skip
     """Inject every fault into an agent, and report what breaks.
 
@@ -69,13 +64,20 @@ def check_command(
         )  # fmt: skip
 
     reports = [_checked(shell, joined(case), most) for case in cases]
-    documents = list(map(check_reports.document, reports))
+    documents = list(map(document, reports))
     shell.emit(documents if len(reports) > 1 else documents[0])
-    if sarif is not None:
-        log = check_reports.sarif(reports, VERSION)
-        shell.save(sarif, msgspec.json.format(msgspec.json.encode(log)) + b"\n")
     bad = any(report.faults or (strict and report.findings) for report in reports)
     return Exit.BAD if bad else Exit.DONE
+
+
+def document(report: Report) -> dict[str, Any]:
+    """A report as JSON: each finding with its file, and its line if it has one."""
+    findings: list[dict[str, Any]] = []
+    for each in report.findings:
+        file, _, line = each.where.rpartition(":")
+        at = (file, int(line)) if file and line.isdigit() else (each.where, None)
+        findings.append({**msgspec.to_builtins(each), "file": at[0], "line": at[1], "weight": each.weight})
+    return {**msgspec.to_builtins(report), "findings": findings, "verdict": report.verdict, "holds": report.holds}
 
 
 def _cases(shell: Shell, target: str, like: str | None) -> list[Case]:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import msgspec
+from msgspec.structs import asdict
 from rich.text import Text
 
 from killick.cli import apps
 from killick.cli import style as paint
-from killick.cli.context import Shell, agent_option, command, complete_file, since_option, tag_option
+from killick.cli.context import Shell, agent_option, command, since_option, tag_option
 from killick.cli.exit_codes import CommandFailed, Exit, nearest
-from killick.cli.selection import STATUSES, Selection, complete_named, select
+from killick.cli.selection import STATUSES, Selection, select
 from killick.contracts.contract import Contract
 from killick.contracts.rules import Rule
 from killick.definitions.agents import AGENTS, Agent, read_contract
@@ -24,8 +24,8 @@ from killick.definitions.tools import TOOLS
 from killick.errors import AgentUnknown, ContractRefused
 from killick.history.backtest import Change, Judged, Rejudged, rejudge
 from killick.history.phrasing import counted, listed
-from killick.presenting.contracts import words
 
+_RULE_CHARS: Final = 2_000
 _STYLES: Final = {"accept": "green", "ask": "yellow", "reject": "red"}
 _CHANGES: Final[dict[Change, str]] = {
     "stopped": "would be stopped", "asked": "asked", "passed": "accepted", "differs": "different from the record",
@@ -37,9 +37,9 @@ _CHANGES: Final[dict[Change, str]] = {
 
 
 @command("show", app=True)
-@click.argument("target", metavar="FILE|AGENT|RUN", shell_complete=complete_file)
+@click.argument("target", metavar="FILE|AGENT|RUN")
 def show_command(shell: Shell, target: str) -> None:
-    """Show a contract in words, rule by rule: of a file, of an agent, or as a run recorded it.
+    """Show a contract, rule by rule: of a file, of an agent, or as a run recorded it.
 
     \b
     killick contract show claims.toml
@@ -59,7 +59,9 @@ def _show_contract(shell: Shell, contract: Contract, of: str) -> None:
     wide = min(max((len(rule.name) for rule in contract.rules), default=0), 24)
     for number, rule in enumerate(contract.rules, 1):
         lead = Text.assemble((f"{number:>4}  ", "dim"), (f"{paint.brief(rule.name, wide):<{wide}}  ", "cyan"))
-        shell.row(lead, Text(words(rule)))
+        shell.row(
+            lead, Text(paint.arguments({name: each for name, each in rule.spec.items() if name != "name"}, _RULE_CHARS))
+        )
         for name in _unknown_tools(rule):
             shell.row(
                 Text("      ~ ", style="yellow"),
@@ -149,8 +151,8 @@ def _file(target: str) -> Path:
 
 
 @command("rejudge", app=True)
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_named)
-@click.option("--contract", "target", metavar="FILE", shell_complete=complete_file,
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--contract", "target", metavar="FILE",
               help="Evaluate this contract: a TOML file or module:name. [those on record]")  # fmt: skip
 @agent_option
 @tag_option
@@ -181,7 +183,8 @@ def rejudge_command(shell: Shell, runs: tuple[str, ...], target: str | None, **l
         except ContractRefused as error:
             refused.append((each.id, str(error)))
     if shell.json:
-        shell.emit(_rejudged_document(found, refused))
+        documents = [{**asdict(each), "judged": each.changes, "intentions": len(each.judged)} for each in found]
+        shell.emit({"runs": documents, "refused": [{"run": run, "reason": reason} for run, reason in refused]})
     else:
         _show_rejudged(shell, found, refused, contract)
     return Exit.DONE if all_agree(found) and not refused else Exit.BAD
@@ -240,21 +243,3 @@ def summary(found: Sequence[Rejudged], contract: Contract | None) -> str:
     if contract is not None and not count["stopped"] and not count["unknown"]:
         first = first.replace(" ", " would be ", 1)
     return f"{of}: {', '.join([first, *rest])}"
-
-
-def _rejudged_document(found: Sequence[Rejudged], refused: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """The same for a program: the changes of each run, and how many there are of each kind."""
-    count = Counter(judged.change for each in found for judged in each.judged)
-    return {
-        "intentions": count.total(),
-        "counts": {change: count[change] for change in _CHANGES},
-        "runs": [
-            {
-                "run": each.run, "agent": each.agent, "contract": each.contract, "intentions": len(each.judged),
-                "hypothetical_from": each.hypothetical_from, "changed_functions": each.changed,
-                "changes": [msgspec.structs.asdict(judged) for judged in each.changes],
-            }
-            for each in found
-        ],
-        "refused": [{"run": run, "reason": reason} for run, reason in refused],
-    }  # fmt: skip

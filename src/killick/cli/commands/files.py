@@ -14,7 +14,6 @@ from rich.text import Text
 from killick.cli import style as paint
 from killick.cli.context import Shell, by_option, command, dry_run_option, run_argument
 from killick.cli.exit_codes import CommandFailed
-from killick.cli.selection import complete_place
 from killick.client.file_restore import Restoration
 from killick.history import workspace_files as history
 from killick.history.phrasing import counted, size_text
@@ -195,7 +194,6 @@ def _diff_lines(change: FileChange, limit: int, width: int) -> Iterator[Text]:
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option(
     "--at", metavar="PLACE", help="As they were then: 6:before, 6:after, 4~1:before, @17, start.",
-    shell_complete=complete_place,
 )  # fmt: skip
 @click.option("--snapshot", "snapshot", metavar="ID", help="Restore this snapshot, such as one that a restore kept.")
 @click.option("--to", metavar="DIR", help="Write to this folder instead, which must be new or empty.")

@@ -12,7 +12,7 @@ import msgspec
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.context import Shell, agent_option, command, complete_run, limit_option, named
+from killick.cli.context import Shell, agent_option, command, limit_option, named
 from killick.errors import StoreFull, StoreReadOnly
 from killick.history.search.query import Finder
 from killick.history.search.results import (
@@ -60,7 +60,7 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
         wrapped: Any = asked
         for option in reversed((
             agent_option,
-            click.option("--run", metavar="RUN", help="Only this run.", shell_complete=complete_run),
+            click.option("--run", metavar="RUN", help="Only this run."),
             click.option("--since", metavar="WHEN", help="Only events since this time."),
             click.option("--until", metavar="WHEN", help="Only events before this time."),
             limit_option(20),

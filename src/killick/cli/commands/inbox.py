@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
@@ -11,12 +11,10 @@ from msgspec.structs import asdict
 from rich.text import Text
 
 from killick.cli import prompt
-from killick.cli import style as paint
 from killick.cli.context import (
     Shell,
     by_option,
     command,
-    completing,
     limit_option,
     run_argument,
     text_of,
@@ -85,24 +83,9 @@ def asked(shell: Shell, wait: Wait) -> CommandQuestion:
 # answer -------------------------------------------------------------------------------------------
 
 
-@completing
-def complete_wait(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    """The waits that can be answered."""
-    waits = _inbox(shell, limit=500)
-    return [(wait.id, paint.brief(wait.prompt or wait.name)) for wait in waits]
-
-
-@completing
-def complete_verb(shell: Shell, context: click.Context) -> Iterable[str]:
-    """The answers that the wait takes."""
-    named = context.params.get("wait") or ""
-    waits = [wait for wait in _inbox(shell, limit=500) if named in (wait.id, wait.run)]
-    return dict.fromkeys(verb for wait in waits for verb in wait.verbs) or VERBS
-
-
 @command("answer")
-@click.argument("wait", metavar="WAIT_OR_RUN", shell_complete=complete_wait)
-@click.argument("verb", required=False, shell_complete=complete_verb)
+@click.argument("wait", metavar="WAIT_OR_RUN")
+@click.argument("verb", required=False)
 @click.option("--value", metavar="VALUE", help="The answer: JSON, text, @FILE or - for stdin.")
 @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Edit an argument. May be repeated.")
 @by_option

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from killick.cli.context import Shell, by_option, command, completing, pair, run_argument, value_of, who_options
+from killick.cli.context import Shell, by_option, command, pair, run_argument, value_of, who_options
 from killick.cli.exit_codes import CommandFailed
 
-
-@completing
-def complete_pending(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    """The steps of the run that are not over."""
-    fold = shell.client.state(str(context.params.get("run"))).fold
-    steps = [fold.steps[index] for index in fold.facts.pending.values()]
-    return [(step.id, f"{step.name} ({step.status})") for step in steps if step.sort != "scope"]
-
-
-_step = click.argument("step", shell_complete=complete_pending)
+_step = click.argument("step")
 
 
 def _said(shell: Shell, run: str, done: str, line: str = "", **fields: Any) -> None:
@@ -93,7 +83,7 @@ def skip_command(shell: Shell, run: str, step: str, **who: Any) -> None:
 
 @command("retry", app=True)
 @run_argument
-@click.argument("step", required=False, shell_complete=complete_pending)
+@click.argument("step", required=False)
 @who_options
 def retry_command(shell: Shell, run: str, step: str | None, **who: Any) -> None:
     """Retry a step now that waits for a backoff or a rate limit. STEP is optional where only one does."""

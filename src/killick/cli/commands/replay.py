@@ -15,7 +15,7 @@ from rich.text import Text
 from killick.archive import bundle
 from killick.archive.export import Export, export, read
 from killick.cli import style as paint
-from killick.cli.context import Shell, command, complete_run
+from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.definitions.agents import AnyAgent
 from killick.errors import RunUnknown
@@ -30,7 +30,7 @@ _CHANGES_MAX: Final = 12
 
 
 @command("replay", app=True)
-@click.argument("source", metavar="RUN|FILE", shell_complete=complete_run)
+@click.argument("source", metavar="RUN|FILE")
 @click.option("--to", metavar="STEP", help="Stop when this step has its outcome; 6:before stops before it.")
 @click.option("--break", "stop_at", metavar="STEP", help="Open the debugger in the agent's code at this step.")
 @click.option("--agent", "target", metavar="TARGET", help="The agent: app.py:agent, module:agent, or its name.")

@@ -6,17 +6,17 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, get_type_hints
 
 import click
 import msgspec
 
-from killick.cli import apps, prompt
+from killick.cli import prompt
 from killick.cli import style as paint
 from killick.cli.commands.inbox import asked
-from killick.cli.context import Shell, Unparsed, command, completing, current_user, grace_option, parsed, text_of
+from killick.cli.context import Shell, Unparsed, command, current_user, grace_option, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.run_view import Following
 from killick.cli.wait_view import print_wait
@@ -34,12 +34,6 @@ LOOK_SECONDS: Final = 0.1
 """How often progress looks at the record."""
 
 
-@completing
-def complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
-    """Agents that can be named here, by reading files and running none."""
-    return apps.declared_here(shell.importable_app)
-
-
 def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The parameters that `run` and `start` share."""
     for declare in (
@@ -48,7 +42,7 @@ def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--priority", metavar="N", type=int, help="The priority; workers take higher ones first."),
         click.option("--id", "run", metavar="ID", help="The run's id: the same id again continues the same run."),
         click.option("--input", "-i", "text", metavar="VALUE", help="The input: JSON, text, @FILE, or - (stdin)."),
-        click.argument("agent", required=False, shell_complete=complete_agent),
+        click.argument("agent", required=False),
     ):
         fn = declare(fn)
     return fn

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import importlib
 import os
-import tempfile
-import webbrowser
 from collections.abc import Iterable
 from functools import partial
-from html import escape
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -37,10 +32,9 @@ from killick.definitions.agents import AGENTS
               help="Accept webhooks as events of this name; the variable has the secret. May be repeated.")  # fmt: skip
 @click.option("--host-name", "host_names", metavar="NAME", multiple=True,
               help="Another host name of this machine, for a server without tokens. May be repeated.")  # fmt: skip
-@click.option("--open", "opens", is_flag=True, help="Open the dashboard in a browser.")
 def serve_command(
     shell: Shell, target: str | None, host: str, port: int, worker: bool, redact: tuple[str, ...],
-    webhooks: tuple[str, ...], host_names: tuple[str, ...], opens: bool,
+    webhooks: tuple[str, ...], host_names: tuple[str, ...],
 ) -> Exit:  # fmt: skip
     """Serve the dashboard and the HTTP API, until SIGTERM or Ctrl-C.
 
@@ -49,7 +43,6 @@ def serve_command(
 
     \b
       killick serve app.py --worker
-      killick serve --open
       killick serve --host 0.0.0.0 --redact card_number
     """
     shell.refuse_without("the dashboard", "web", "jinja2", "starlette", "uvicorn")
@@ -62,7 +55,7 @@ def serve_command(
     options["webhooks"] = dict(map(_secret, webhooks))
     # The web is another surface: this one knows it by name only.
     server = importlib.import_module("killick.web.server")
-    options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host), named=options["webhooks"])
+    options["ready"] = partial(_ready, shell, alone=server.is_loopback(host), named=options["webhooks"])
     options["renewed"] = partial(_renewed, shell)
     with LogPrinter(shell):
         asyncio.run(server.serve(client, **options))
@@ -78,7 +71,7 @@ def _secret(text: str) -> tuple[str, str]:
     return name, f"env:{variable}"
 
 
-def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool, named: Iterable[str]) -> None:
+def _ready(shell: Shell, url: str, link: str | None, *, alone: bool, named: Iterable[str]) -> None:
     hooks = {name: f"{url}api/v1/hooks/{quote(name)}" for name in named}
     shell.emit_line({"what": "serving", "url": url, "store": shell.store.place, "link": link, "webhooks": hooks})
     shell.print(f"serving {shell.store.place} at {url}")
@@ -88,20 +81,9 @@ def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool
         shell.print(f"sign in, once, by {link}")
     if not alone:
         shell.note("other machines can reach this address, without encryption; put a proxy with TLS in front of it")
-    if opens:
-        webbrowser.open(url if link is None else _page_to(link).as_uri())
 
 
 def _renewed(shell: Shell, link: str) -> None:
     with contextlib.suppress(OSError):  # the browser is signed in even if stdout is closed
         shell.emit_line({"what": "link", "link": link})
         shell.print(f"signed in; the next browser signs in by {link}")
-
-
-def _page_to(link: str) -> Path:
-    """A page of the owner's that leads to a link: a link on a browser's command line is for every user to see."""
-    descriptor, name = tempfile.mkstemp(prefix="killick-", suffix=".html")
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(link)}">')
-    atexit.register(Path(name).unlink, missing_ok=True)
-    return Path(name)

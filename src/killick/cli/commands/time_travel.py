@@ -14,7 +14,6 @@ from killick.cli.commands.run import Progress, fitting
 from killick.cli.context import (
     Shell,
     command,
-    completing,
     dry_run_option,
     pair,
     run_argument,
@@ -23,7 +22,6 @@ from killick.cli.context import (
     yes_option,
 )
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.cli.selection import complete_place, named_run
 from killick.cli.wait_view import print_wait
 from killick.definitions.agents import AGENTS
 from killick.engine.effects.run_tree import effects_of
@@ -45,12 +43,6 @@ NAMED_MAX: Final = 12
 """How many things of a kind are named before the rest is counted."""
 
 
-@completing
-def complete_effect(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    """The steps of the run that was named which did something."""
-    return [(each.step, each.tool) for each in shell.client.state(named_run(context)).effects if not each.undone]
-
-
 def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = "") -> None:
     """Lines of a report under one label; nothing where there are none. A command to type is never broken."""
     found = [Text(line, style=style) if isinstance(line, str) else line for line in lines]
@@ -69,7 +61,6 @@ def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = 
 @run_argument
 @click.option(
     "--at", metavar="PLACE", help="The place: 5:after, 5:before, @17, start.  [default: after --output, or now]",
-    shell_complete=complete_place,
 )  # fmt: skip
 @click.option("--id", "name", metavar="ID", help="The id of the fork.  [default: RUN-fork]")
 @click.option("--output", metavar="STEP=VALUE", multiple=True, help="Another result for a step. May be repeated.")
@@ -209,7 +200,6 @@ def _print_parting(shell: Shell, run: str, fork: str) -> None:
 @run_argument
 @click.option(
     "--to", metavar="PLACE", required=True, help="The place: 4:before, 4:after, 4~1:before, @17, start.",
-    shell_complete=complete_place,
 )  # fmt: skip
 @who_options
 @yes_option
@@ -261,7 +251,6 @@ def _is_printed(shell: Shell, found: RewindPreview | UndoPreview, done: str | No
 @run_argument
 @click.option(
     "--step", metavar="STEP", required=True, help="The step whose effect is to be undone.",
-    shell_complete=complete_effect,
 )  # fmt: skip
 @click.option(
     "--settled", type=click.Choice(("happened", "not")),

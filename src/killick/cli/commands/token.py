@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import Any, Final, get_args
 
 import click
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, by_option, command, completing, who_options
+from killick.cli.context import Shell, by_option, command, who_options
 from killick.model.retry import seconds
 from killick.model.system_events import Scope
 from killick.workers import tokens
 from killick.workers.tokens import Token
 
 SAYS: Final = {"viewer": "looks", "operator": "looks and acts on runs", "admin": "also reads Killick's own logs"}
-
-
-@completing
-def _complete_token(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    now = shell.clock.now_us()
-    return [
-        (each.id, f"{each.name} {each.scope}") for each in tokens.tokens(shell.client.runtime.engine) if each.holds(now)
-    ]
 
 
 @command("create")
@@ -87,7 +78,7 @@ def _until(token: Token) -> str:
 
 
 @command("revoke", json=False)
-@click.argument("token", shell_complete=_complete_token)
+@click.argument("token")
 @who_options
 def revoke_command(shell: Shell, token: str, **who: Any) -> None:
     """Revoke a token, by its id or its name: the next request is refused, and its sessions end.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import click
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, by_option, command, completing, limit_option, value_of, who_options
+from killick.cli.context import Shell, by_option, command, limit_option, value_of, who_options
 from killick.cli.exit_codes import CommandFailed, Exit, nearest
 from killick.history.phrasing import counted
 from killick.model import events as e
@@ -20,12 +19,7 @@ from killick.triggers import LOG, TriggerInfo
 NAME_COLUMNS_MAX: Final = 24
 
 
-@completing
-def _complete_name(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    return [(each.name, each.what) for each in shell.client.triggers.list()]
-
-
-_name: Final = click.argument("name", shell_complete=_complete_name)
+_name: Final = click.argument("name")
 
 
 def _found(shell: Shell, name: str) -> TriggerInfo:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from difflib import SequenceMatcher
+from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from killick.history.compare_runs import Pair, StepKeys, conditions_between, in_order, paired
-from killick.history.diff import PARTS, last_shared, passed
+from killick.history.diff import last_shared, passed
 from killick.history.diff import values as changed_values
 from killick.history.page import PageBuilder
-from killick.history.state_items import as_written
 from killick.history.timeline_parts import Step, walked
 from killick.log import boundaries
 from killick.log.boundaries import RunMoment
@@ -37,9 +37,6 @@ RELATED_MAX: Final = 24
 
 PIECES_MAX: Final = 4_000
 """Longer values are shown whole, without marked differences."""
-
-PASSED_MAX: Final = 3_000
-"""Where more events lie between then and now, only where the run was and its context are compared."""
 
 _WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
 
@@ -76,7 +73,7 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     context: RunContext
 
 
-Kinship = Literal["parent", "fork", "sibling", "same agent", "recent"]
+Kinship = Literal["parent", "fork", "same agent", "recent"]
 
 
 class RelatedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,44 +322,25 @@ def _two_places(side: _Side, asked: CompareAsked) -> tuple[RunMoment, RunMoment]
 
 def _between(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment, later: RunMoment) -> Iterator[Change]:
     """The changes of a run from one position to a later one."""
-    if later.seq - place.seq <= PASSED_MAX and not place.keep:
-        found, _ = passed(side.log, side.run, place, later, seen=masked(call, side.run))
-        yield from changed(found)
-        return
-    then, since = as_written(_at(call, side, place)), as_written(_at(call, side, later))
-    yield from _contexts(then.context.document, since.context.document)
-    was, now = then.fold, since.fold
-    counts = {part: (len(getattr(was, part)), len(getattr(now, part))) for part in ("decisions", "failures", "effects")}
-    counts["outputs"] = was.facts.committed, now.facts.committed
-    for part in PARTS:
-        before, after = counts.get(part, (0, 0))
-        if before != after:
-            yield Change(part=part, sign="~", text=f"{before} → {after}")
+    found, _ = passed(side.log, side.run, place, later, seen=masked(call, side.run))
+    yield from changed(found)
 
 
 # candidates for a comparison ----------------------------------------------------------------------
 
 
 def _related_runs(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedRun]:
-    """The family first, then the latest runs of the same agent; without a run, the latest of all."""
-    log, seen = call.client.runtime.log, {side.run if side is not None else ""}
-
-    def related(runs: Iterable[str], how: Kinship) -> Iterator[RelatedRun]:
-        for run in runs:
-            if run not in seen and len(seen) <= RELATED_MAX and log.store.head(run) is not None:
-                seen.add(run)
-                yield RelatedRun(run=run, how=how, status=log.state(run).status)
-
-    if side is None:
-        yield from related((each.id for each in call.client.list(limit=RELATED_MAX)), "recent")
-        return
-    facts = side.fold.facts
-    parent = facts.forked_from
-    yield from related([parent] if parent is not None else [], "parent")
-    yield from related(reversed(log.ledger(side.run).facts.forks), "fork")
-    if parent is not None and log.store.head(parent) is not None:
-        yield from related(reversed(log.ledger(parent).facts.forks), "sibling")
-    yield from related((each.id for each in call.client.list(agent=facts.agent, limit=8)), "same agent")
+    """The parent and the forks of a run, then the latest runs of its agent; without a run, the latest of all."""
+    log, found = call.client.runtime.log, dict[str, Kinship]()
+    agent = side.fold.facts.agent if side is not None else None
+    if side is not None:
+        found |= {run: "parent" for run in (side.fold.facts.forked_from,) if run is not None}
+        found |= dict.fromkeys(reversed(log.ledger(side.run).facts.forks), "fork")
+    for each in call.client.list(agent=agent, limit=RELATED_MAX):
+        found.setdefault(each.id, "recent" if agent is None else "same agent")
+    for run, how in islice(found.items(), RELATED_MAX):
+        if (side is None or run != side.run) and log.store.head(run) is not None:
+            yield RelatedRun(run=run, how=how, status=log.state(run).status)
 
 
 ROUTES: Final[tuple[Route, ...]] = (get("/compare", compare, asks=CompareAsked, gives=Comparison, page="compare.html"),)

@@ -26,7 +26,7 @@ from killick.store.protocol import is_held
 from killick.store.records import Head
 from killick.web.handlers.status import last_seal
 from killick.web.handlers.step_detail import StepId, about, unknown
-from killick.web.handlers.step_list import StepPage, found_steps, state_of, through_of
+from killick.web.handlers.step_list import StepPage, state_of, step_page, through_of
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, Route, RunAsked, get, post
 from killick.web.tallies import RunUsage
@@ -38,11 +38,10 @@ CHILDREN_MAX: Final = 50
 
 
 class RunPageAsked(RunAsked, frozen=True, kw_only=True):
-    """`cursor`, `q` and `step` select the displayed steps; `tab` is the open tab of the page."""
+    """`cursor` and `step` select the displayed steps; `tab` is the open tab of the page."""
 
     cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
     step: StepId | None = None
-    q: Annotated[str, Meta(max_length=200)] = ""
     tab: Annotated[str, Meta(max_length=20)] = "timeline"
 
 
@@ -61,7 +60,7 @@ WAITS_MAX: Final = 50
 
 class RunCounts(Document, frozen=True):
     """Totals. `all_steps` includes those inside scopes; `crashes` are process deaths after which the run resumed;
-    `repeated` are effects with several attempts; `snapshots` is null without a workspace."""
+    `repeated` are effects with several attempts."""
 
     steps: int
     all_steps: int
@@ -77,7 +76,6 @@ class RunCounts(Document, frozen=True):
     events: int
     crashes: int
     repeated: int
-    snapshots: int | None = None
 
 
 class ChildRun(Document, frozen=True):
@@ -129,7 +127,7 @@ def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
         worker=worker, forks=ledger.facts.forks,
         children=tuple(map(ChildRun.of, ledger.children[-CHILDREN_MAX:])), broken=broken,
         usage=RunUsage.of(ledger.spend), counts=_counts(fold, ledger), seal=seal,
-        steps=found_steps(call, run, before=_before(asked, fold), q=asked.q, around=asked.step, fold=fold),
+        steps=step_page(call, run, before=_before(asked, fold), around=asked.step, fold=fold),
     )  # fmt: skip
 
 
@@ -157,7 +155,6 @@ def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
         waits=len(fold.facts.waits), effects=len(ledger.effects), traced=len(fold.trace),
         children=len(ledger.children), events=fold.facts.seq, crashes=survived,
         repeated=sum(each.attempts > 1 for each in ledger.effects) if survived else 0,
-        snapshots=len(ledger.captures) if ledger.facts.workspace is not None else None,
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from killick.definitions.agents import AGENTS, AnyAgent
-from killick.definitions.tools import TOOLS
 from killick.errors import AgentUnknown
 from killick.presenting import previews
 from killick.presenting.documents import Document
@@ -38,18 +37,10 @@ class AgentInfo(Document, frozen=True):
     aliases: tuple[str, ...]
 
 
-class ToolInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that is declared here."""
-
-    name: str
-    about: str
-
-
 class AgentList(msgspec.Struct, frozen=True, kw_only=True):
-    """The agents and tools that are declared in this process."""
+    """The agents that are declared in this process."""
 
     agents: tuple[AgentInfo, ...]
-    tools: tuple[ToolInfo, ...]
     chosen: str | None
 
 
@@ -82,16 +73,12 @@ class MessageRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def agents(call: Call[AgentsAsked, Any]) -> AgentList:
-    """The agents that are declared here, with their inputs; and the tools."""
+    """The agents that are declared here, with their inputs."""
     lines = [_line(agent) for agent in sorted(AGENTS.copy().values(), key=lambda agent: agent.name)]
     chosen = call.asked.agent or (lines[0].name if len(lines) == 1 else None)
     if chosen is not None and chosen not in [line.name for line in lines]:
         raise AgentUnknown(chosen, known=[line.name for line in lines])
-    return AgentList(
-        agents=tuple(lines),
-        tools=tuple(ToolInfo(name=name, about=_first_line(tool.shape.doc)) for name, tool in sorted(TOOLS.items())),
-        chosen=chosen,
-    )
+    return AgentList(agents=tuple(lines), chosen=chosen)
 
 
 def _line(agent: AnyAgent) -> AgentInfo:

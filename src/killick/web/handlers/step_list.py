@@ -1,4 +1,4 @@
-"""Steps in lines: a page of a run, the moments between its steps, and a search through them.
+"""Steps in lines: a page of a run, and the moments between its steps.
 
 A line has a step's call and outcome in brief; its values are in its own document. Reads only the page, however long
 the run is, and changes nothing.
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from killick.history import timeline_parts
 from killick.history.page import STEPS_MAX, PageBuilder, RedactData, bounds
-from killick.history.phrasing import cut, inline, short
+from killick.history.phrasing import cut, short
 from killick.history.timeline_parts import Entry, Moment, Step
 from killick.log.log import Log
 from killick.model import events as e
@@ -33,19 +33,15 @@ BRIEF_CHARS: Final = 240
 """How much of a value a line has."""
 _BRIEF: Final = Briefly(BRIEF_CHARS)
 
-SEARCH_STEPS: Final = 500
-"""The number of steps that one search scans; the next search continues where it ended."""
-
 INSIDE_MAX: Final = 60
 """How many lines a scope has; the last, or those around the step that is asked for."""
 
 
 class StepsAsked(RunAsked, frozen=True, kw_only=True):
-    """`cursor` is `next` of the section after; `q` is looked for in names, arguments, outputs and errors."""
+    """`cursor` is `next` of the section after."""
 
     cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
     limit: Annotated[int, Meta(ge=1, le=200)] = STEPS_MAX
-    q: Annotated[str, Meta(max_length=200)] = ""
 
 
 # lines --------------------------------------------------------------------------------------------
@@ -111,7 +107,7 @@ class TimelineRow(Document, frozen=True):
 
 
 class StepPage(Document, frozen=True):
-    """Steps `first` to `last` of `total`; with `q`, matches only. `next`, `later`: cursors of earlier, later steps."""
+    """Steps `first` to `last` of `total`. `next`, `later`: cursors of earlier, later steps."""
 
     run: str
     first: int
@@ -121,64 +117,35 @@ class StepPage(Document, frozen=True):
     axis: TimeAxis
     next: str | None
     later: str | None
-    q: str = ""
 
 
 def steps(call: Call[StepsAsked, Nothing]) -> StepPage:
-    """A section of a run's steps, the last ones first asked for; or those of it in which something is found."""
+    """A section of a run's steps, the last ones first asked for."""
     asked = call.asked
     before = int(asked.cursor) if asked.cursor is not None else None
-    return found_steps(call, asked.run, before=before, limit=asked.limit, q=asked.q)
+    return step_page(call, asked.run, before=before, limit=asked.limit)
 
 
-def found_steps(
+def step_page(
     call: Call[Any, Any],
     run: str,
     *,
     before: int | None,
     limit: int = STEPS_MAX,
-    q: str = "",
     around: str | None = None,
     fold: Fold | None = None,
 ) -> StepPage:
-    """The document of a section; with `q` of as many as one search looks through."""
+    """The document of a section."""
     log = call.client.runtime.log
     fold = fold or log.state(run).fold
-    wanted, found, last, looked = q.strip().casefold(), list[Entry](), None, 0
-    while True:
-        making = PageBuilder(log, run, fold, through=through_of(call, run))
-        part = making.section(*bounds(fold, before, STEPS_MAX if wanted else limit))
-        last = part.last if last is None else last
-        there = list(timeline_parts.walked(part.entries))
-        found = [*(step for step in there if wanted in searched(step)), *found] if wanted else list(part.entries)
-        before, looked = part.earlier, looked + len(there)
-        if not wanted or before is None or looked >= SEARCH_STEPS or len(found) >= limit:
-            break
-    scale, further = Scale(found, fold.facts.started_at, call.now_us), SEARCH_STEPS if wanted else limit
-    rows = lines(found, call.now_us, scale, flat=bool(wanted), is_first=part.first == 1, around=around)
+    part = PageBuilder(log, run, fold, through=through_of(call, run)).section(*bounds(fold, before, limit))
+    scale = Scale(part.entries, fold.facts.started_at, call.now_us)
+    rows = lines(part.entries, call.now_us, scale, is_first=part.first == 1, around=around)
     return StepPage(
-        run=run, first=part.first, last=last, total=part.total, rows=tuple(rows), axis=scale.axis(), q=q,
-        next=None if before is None else str(before),
-        later=str(min(last + further, part.total) + 1) if last < part.total else None,
+        run=run, first=part.first, last=part.last, total=part.total, rows=tuple(rows), axis=scale.axis(),
+        next=None if part.earlier is None else str(part.earlier),
+        later=str(min(part.last + limit, part.total) + 1) if part.last < part.total else None,
     )  # fmt: skip
-
-
-def searched(step: Step) -> str:
-    """The text of a step for searches."""
-    failures = [attempt.failure for attempt in step.attempts if attempt.failure is not None]
-    failures += [step.failure] if step.failure is not None else []
-    texts = [step.number, step.name, _searched(step.given), _searched(step.output), *map(str, failures)]
-    if step.decision is not None:
-        texts += [_searched(step.decision.question), _searched(step.decision.because)]
-    texts += [_searched(wait.prompt) for wait in step.waits] + [_searched(step.because)]
-    return "\n".join(texts).casefold()
-
-
-def _searched(value: Any) -> str:
-    """The text of a value for searches: as compact JSON, and as a line shows it."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    return f"{msgspec.json.encode(plain(value)).decode()}\n{inline(value)}"
 
 
 def lines(
@@ -186,7 +153,6 @@ def lines(
     now_us: int,
     scale: Scale,
     *,
-    flat: bool = False,
     is_first: bool = True,
     around: str | None = None,
 ) -> Iterator[TimelineRow]:
@@ -198,7 +164,7 @@ def lines(
             if isinstance(entry, Step):
                 line = _line(entry, now_us, scale)
                 yield TimelineRow(seq=entry.seq, at_us=entry.intended_at, depth=depth, step=line)
-                yield from () if flat else inside(entry, depth + 1)
+                yield from inside(entry, depth + 1)
             elif not quiet(entry):
                 yield TimelineRow(seq=entry.seq, at_us=entry.at, depth=depth, moment=_moment(entry))
 

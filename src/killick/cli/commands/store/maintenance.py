@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from killick.archive.export import export
 from killick.audit.seal import SEALS
-from killick.cli.context import Shell, command, complete_run, current_user, dry_run_option, run_argument, yes_option
+from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed
 from killick.engine.control.commands import leased
 from killick.errors import LogError
@@ -114,7 +114,7 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
 
 
 @command("erase")
-@click.argument("run", required=False, shell_complete=complete_run)
+@click.argument("run", required=False)
 @click.option("--subject", metavar="NAME", help="Everything of a data subject, by destroying their key.")
 @click.option("--step", metavar="N", help="The arguments, results and texts of a step.")
 @click.option("--seq", metavar="N", type=int, help="The values of one event.")

@@ -17,7 +17,7 @@ from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
 from killick.cli.commands.store.maintenance import progress, some
 from killick.cli.commands.store.seal import found_in, verify_file
-from killick.cli.context import Shell, command, complete_run
+from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.errors import ExportBroken, ProofBroken
 from killick.history.phrasing import counted
@@ -33,7 +33,7 @@ _file: Final = click.Path(dir_okay=False, path_type=Path)
 
 
 @command("verify")
-@click.argument("run", required=False, shell_complete=complete_run)
+@click.argument("run", required=False)
 @click.option("--checkpoint", type=_file, help="Compare with a checkpoint that was kept elsewhere; needs --key.")
 @click.option("--key", type=_file, help="The public key that the seals are signed with, in PEM.")
 @click.option("--proof", type=_file, help="Verify a proof of one event instead; needs --key, and no store.")

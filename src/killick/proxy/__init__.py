@@ -1,1 +1,0 @@
-"""A proxy in front of a model provider: pages, relays and records the calls of any agent without its cooperation."""
