@@ -295,12 +295,14 @@ class StepEdited(Event, frozen=True, tag="step.edited"):
 
 
 class StepDelayed(Event, frozen=True, tag="step.delayed"):
-    """The step continues later, for backoff or a rate limit, or now, because a person asked for it. Not an attempt."""
+    """The step continues later, for backoff or a limit, or now, because a person asked for it. Not an attempt. `queued`
+    are the tags of the limits whose calls in flight it waits for."""
 
     step: StepId
     until: int
     because: str = "backoff"
     by: str | None = None
+    queued: tuple[str, ...] = ()
 
 
 class StepAdopted(Event, frozen=True, tag="step.adopted"):

@@ -297,6 +297,11 @@ class MemoryStore(Runs):
         with self._open():
             return self._claims.get(claim)
 
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+        with self._open():
+            found = [one for one in self._claims.items() if one[0].space == space and one[0].key.startswith(prefix)]
+        return dict(sorted(found, key=lambda one: one[0].key))
+
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         with self._open():
             if self._runs[run].head is None:

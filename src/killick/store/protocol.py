@@ -259,6 +259,10 @@ class Store(Protocol):
 
     def owner(self, claim: UniqueRight) -> Owner | None: ...
 
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+        """Returns the claimed rights of a space whose keys begin with a prefix, in the order of their keys."""
+        ...
+
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         """Returns the rights that a run holds, and the seqs that claimed them."""
         ...

@@ -9,7 +9,7 @@ from zlib import crc32
 import msgspec
 
 from killick.model.chunks import Blob
-from killick.model.facts import OWN_TAGS
+from killick.model.facts import OWN_TAGS, PERMIT
 
 STORE_FORMAT: Final = 6
 """The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
@@ -209,6 +209,10 @@ class UniqueRight(msgspec.Struct, frozen=True):
     key: bytes
 
 
+KEY_END: Final = b"\xff" * 64
+"""Sorts after the rest of any right's key: these are digests."""
+
+
 class Owner(msgspec.Struct, frozen=True):
     """The run and the event that claimed a right."""
 
@@ -217,7 +221,10 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to a run. Deduplicated by id; an answer's id is that of its wait."""
+    """A message to a run. Deduplicated by id; an answer's id is that of its wait.
+
+    With `waits_for`, in an append's `sends`: to the oldest run with this tag that is not due yet, whatever `run` says.
+    """
 
     run: str
     id: str
@@ -226,6 +233,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None
     at_us: int
     pieces: tuple[Blob, ...] = ()
+    waits_for: str | None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -477,6 +485,28 @@ class TokenBucket(msgspec.Struct, frozen=True):
         # A clock that was set back must not close the limit for longer than it takes to fill the bucket.
         since = min(max(full_at_us or now_us, now_us), now_us + self.capacity_us)
         return since + self.token_us, since + self.token_us - now_us - self.capacity_us
+
+
+class PermitPool(msgspec.Struct, frozen=True):
+    """The calls that may be in flight at once under a limit, for one value of its argument: so many rights, each the
+    prefix and a number. The prefix is the names of the limit and of the argument, and a keyed digest of the value."""
+
+    prefix: bytes
+    count: int
+
+    @property
+    def tag(self) -> str:
+        """The tag of the runs that wait for one."""
+        return f"killick:permit:{self.prefix.hex()}"
+
+    def rights(self) -> list[UniqueRight]:
+        return [UniqueRight(PERMIT, self.prefix + number.to_bytes(2, "big")) for number in range(self.count)]
+
+
+def pool_names(key: bytes) -> tuple[str, str, bytes]:
+    """Returns the limit, its argument ("" without one), and the value's digest, from a right's key or its prefix."""
+    limit, by, value = key.split(b"\0", 2)
+    return limit.decode(), by.decode(), value[:32]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from killick.definitions.policy import Happened
 from killick.engine.approval.verdicts import PendingVerdict
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_any, not_retried, rate_limit_seconds
-from killick.engine.steps import live_calls
+from killick.engine.steps import live_calls, permits
 from killick.engine.steps.attempt import Applied, waited_for
 from killick.engine.steps.intention import Intent, claim_text
 from killick.engine.steps.live_calls import Work
@@ -22,7 +22,7 @@ from killick.log.writer import Entry, Hold
 from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.store.records import UniqueRight
+from killick.store.records import PermitPool, UniqueRight
 
 RATE_LIMIT_SECONDS: Final = 1.0
 """The first delay where the server names none; doubled each time."""
@@ -51,6 +51,9 @@ class StepState(PendingVerdict):
         self.late: Happened | None = None
         self.reconciler_said = ""
         """Why its reconciler could not be used."""
+        self.permits: tuple[UniqueRight, ...] = ()
+        """The permits of its limits, from their choice to the outcome of the attempt."""
+        self.holds_permits = False
         self.slot: UniqueRight | None = None
         self.forks: tuple[str, ...] = ()
         """The forks of the run at the last deduplication."""
@@ -71,6 +74,7 @@ class StepState(PendingVerdict):
     def over(self) -> None:
         """Release the steps that wait for this one, and forget a thread that has ended."""
         self.ex.engine.live.forget(self.ex.run_id, self.step)
+        self.ex.engine.permits.difference_update(self.permits)
         if self.inflight is not None:
             self.ex.inflight.pop(self.inflight).set_result(None)
 
@@ -100,10 +104,17 @@ class StepState(PendingVerdict):
                 return False
         return bool(self.intent.claims) and self.key is not None
 
+    def given_back(self, *, nothing_happened: bool) -> tuple[UniqueRight, ...]:
+        """The rights that an outcome returns: consumed ones only if nothing happened, permits always."""
+        return (*(self.intent.claims if self.holds and nothing_happened else ()), *self.permits)
+
     def release(self, rights: tuple[UniqueRight, ...]) -> None:
-        """Note that consumed rights were returned."""
+        """Note that rights were returned."""
         self.ex.consuming.difference_update(rights)
-        self.holds = self.holds and not rights
+        self.holds = self.holds and not set(rights).intersection(self.intent.claims)
+        if self.permits and set(rights).issuperset(self.permits):
+            self.ex.engine.permits.difference_update(self.permits)
+            self.permits, self.holds_permits = (), False
 
     def _files_ended(self) -> None:
         if self.ex.files is not None and self.intent.sort == "tool":
@@ -114,13 +125,13 @@ class StepState(PendingVerdict):
         not_retried: e.NotRetried | None = None,
     ) -> int:  # fmt: skip
         ex, intent = self.ex, self.intent
-        released = intent.claims if outcome == "refused" and self.holds else ()
+        released = self.given_back(nothing_happened=outcome == "refused")
         event = e.AttemptEnded(
             at=ex.now_us(), step=self.step, attempt=self.made, outcome=outcome, retry_at=retry_at, limited=limited,
             released=tuple(map(claim_text, released)), not_retried=not_retried,
         )  # fmt: skip
         values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
-        seq = ex.write_behind(Entry(event, values), releases=released)
+        seq = ex.write_behind(Entry(event, values), **permits.returned(ex.log, released, event.at))
         self.release(released)
         self.failure = failure
         self.until_us = retry_at or 0
@@ -140,23 +151,56 @@ class StepState(PendingVerdict):
         self.ex.write_behind(*self.written(), Entry(delayed))
         await until_time(self.ex, self.step, until_us)
 
-    async def _tokens(self) -> bool:
-        """Wait for the declared rate limits, which is no attempt. True: it had to wait."""
+    async def _turn(self) -> bool:
+        """Wait for the declared limits, which is no attempt. True: it had to wait."""
         intent, ex, store = self.intent, self.ex, self.ex.engine.log.store
-        buckets = [limit.bucket(intent.arguments, store.secret_key) for limit in intent.policy.limits]
-        since = ex.now_us()
-        waited = False
+        asked = [(limit, intent.arguments, store.secret_key) for limit in intent.policy.limits]
+        buckets = [found for limit, *of in asked if (found := limit.bucket(*of)) is not None]
+        pools = [found for limit, *of in asked if (found := limit.pool(*of)) is not None]
+        because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
+        since, waited = self._waits_since(because), False
         while True:
-            wait_us = store.take_tokens(buckets)
+            passed_on: list[str] = []
+            if not self.permits and pools:
+                self.permits, passed_on = permits.choose(ex, pools, in_turn=waited or since < ex.now_us())
+            is_full = bool(pools) and not self.permits
+            wait_us = max(permits.LOOK_AGAIN_US, ex.now_us() - since) if is_full else store.take_tokens(buckets)
             if wait_us <= 0:
                 return waited
-            waited = True
-            until = ex.now_us() + wait_us
-            if until - since > intent.policy.patience * 1_000_000:
+            left_us = since + round(intent.policy.patience * 1_000_000) - ex.now_us()
+            if left_us <= 0 or (wait_us > left_us and not is_full):
                 problem = f"no turn within {intent.policy.patience:g} s by its own limits"
                 self.failure = describe(RateLimited(problem))
                 await self._give_up()
-            await self.delay(until, "limit " + ", ".join(limit.name for limit in intent.policy.limits))
+            if not is_full:
+                self._drop_permits()
+                await self.delay(ex.now_us() + wait_us, because)
+            else:
+                await self._queue(ex.now_us() + min(wait_us, left_us), because, pools, passed_on)
+            waited = True
+
+    def _waits_since(self, because: str) -> int:
+        """Since when the step waits for its limits, also in executions before this one."""
+        found = self.ex.record.of(self.step, e.StepDelayed) if self.past is not None and not self.made else ()
+        return min((event.at for _, event in found if event.because == because), default=self.ex.now_us())
+
+    def _drop_permits(self) -> None:
+        """Leave permits that were chosen and not claimed to others."""
+        if not self.holds_permits:
+            self.ex.engine.permits.difference_update(self.permits)
+            self.permits = ()
+
+    async def _queue(self, until_us: int, because: str, pools: list[PermitPool], passed_on: list[str]) -> None:
+        """Wait until a permit is free. The store sends a message with each that is returned from now on."""
+        ex, tags = self.ex, tuple(pool.tag for pool in pools)
+        delayed = e.StepDelayed(at=ex.now_us(), step=self.step, until=until_us, because=because, queued=tags)
+        sends = permits.wake(ex.log, passed_on, delayed.at)
+        await ex.recorded(ex.write_behind(*self.written(), Entry(delayed), sends=sends))
+        if not passed_on:
+            # One that was returned before the delay was on record woke others.
+            self.permits, _ = permits.choose(ex, pools, in_turn=True)
+        if not self.permits:
+            await until_time(ex, self.step, until_us)
 
     def _limited(self, error: BaseException) -> float | None:
         """The delay that a rate limit asks for; None for other errors.

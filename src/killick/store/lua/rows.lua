@@ -9,7 +9,7 @@
 --   shots:ID    snapshots                               uses:ID, shot_uses:ID    the chunks that it references
 --   claimed:ID, tags:ID, marks:ID, telling:ID, forks:ID its entries in claims, tag sets, search terms, outbox, forks
 --
--- The keys of all runs: runs, names (by number), created, pieces, refs, unused, erased, claims, feed, outbox_end (the last
+-- The keys of all runs: runs, names (by number), created, pieces, refs, unused, erased, claims, owned (claims in order), feed, outbox_end (the last
 -- outbox position), held, lines and line:… (by wake time), stands and stand:… (by status and agent), tag:…, mark:…,
 -- unmarked, rate:… (token buckets). A script checks everything before it writes anything, because Redis rolls nothing back.
 

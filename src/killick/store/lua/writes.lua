@@ -68,6 +68,19 @@ local function deliver(sent, notified)
   return {1, number, call('HGET', P .. 'mail:' .. run, number)}
 end
 
+-- The oldest run with a tag that no message has made due yet.
+local function first_waiting(tag, at_us)
+  local from, names = 0, nil
+  repeat
+    names = call('ZRANGE', P .. 'tag:' .. tag, from, from + 99)
+    for _, name in ipairs(names) do
+      local index = index_of(run_of(name))
+      if not index.quarantined and not (index.wake and tonumber(index.wake) <= tonumber(at_us)) then return run_of(name) end
+    end
+    from = from + 100
+  until #names < 100
+end
+
 -- The first unconsumed and unseen message makes a run due, unless it ended.
 local function put_index(h, index)
   local run, wake = h.run, index.wake

@@ -62,7 +62,8 @@ def _runs(item: Append) -> Iterator[str]:
     for one in item.group:
         yield one.run
         for sent in one.sends:
-            yield sent.run
+            if sent.waits_for is None:
+                yield sent.run
 
 
 def _append_few(session: Session, q: Statements, item: Append) -> Head | None:
@@ -264,6 +265,8 @@ def _delivery_fields(sent: Delivery, binary: BinaryParams) -> dict[str, Any]:
         "by": sent.by,
         "at_us": sent.at_us,
     }
+    if sent.waits_for is not None:
+        fields["waits_for"] = sent.waits_for
     return {**fields, "pieces": binary.places(sent.pieces)} if sent.pieces else fields
 
 

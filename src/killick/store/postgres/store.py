@@ -29,6 +29,7 @@ from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.records import (
     ASKS,
+    KEY_END,
     NO_DEADLINE,
     OWN_AGENTS,
     READ_LIMIT,
@@ -369,6 +370,10 @@ class PostgresStore:
     def owner(self, claim: UniqueRight) -> Owner | None:
         found = self._rows(self._q.owner, claim.space, claim.key)
         return Owner(*found[0]) if found else None
+
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+        rows = self._rows(self._q.owned, space, prefix, prefix + KEY_END)
+        return {UniqueRight(space, key): Owner(run, seq) for key, run, seq in rows}
 
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         return {UniqueRight(space, key): seq for space, key, seq in self._rows(self._q.claims_of, run)}

@@ -177,6 +177,7 @@ def delivery_args(sent: Delivery, binary: BinaryArgs) -> dict[str, Any]:
         "by": sent.by,
         "at_us": str(sent.at_us),
         "pieces": _pieces(sent.pieces, binary),
+        "waits_for": sent.waits_for,
     }
 
 

@@ -394,6 +394,10 @@ class RedisStore:
         found = self._ask("owner", {"space": claim.space, "key": 1}, [claim.key])
         return None if found is None else Owner(found[0].decode(), int(found[1]))
 
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+        found = self._ask("owned", {"space": space, "prefix": 1}, [prefix])
+        return {UniqueRight(space, key): Owner(run.decode(), int(seq)) for key, run, seq in found}
+
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         found = self._ask("claimed", {"run": run})
         return {UniqueRight(space.decode(), key): int(seq) for space, key, seq in found}

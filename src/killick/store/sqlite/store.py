@@ -22,6 +22,7 @@ from killick.store.notify import Notifier
 from killick.store.protocol import lease_clock_us
 from killick.store.records import (
     ENDED,
+    KEY_END,
     READ_LIMIT,
     Append,
     Claimed,
@@ -396,6 +397,11 @@ class SqliteStore:
         with self._file.reading() as db:
             found = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
         return None if found is None else Owner(*found)
+
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+        with self._file.reading() as db:
+            rows = db.execute(Q.owned, (space, prefix, prefix + KEY_END)).fetchall()
+        return {UniqueRight(space, key): Owner(run, seq) for key, run, seq in rows}
 
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         with self._file.reading() as db:

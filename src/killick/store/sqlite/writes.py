@@ -107,6 +107,9 @@ class Writes:
             self._put(db, one, head_row, to_notify)
         for one in group:
             for sent in one.sends:
+                if sent.waits_for is not None:
+                    first = db.execute(Q.first_waiting, (sent.waits_for, sent.at_us)).fetchone()
+                    sent = msgspec.structs.replace(sent, run=first[0] if first else "")
                 self.deliver(db, sent, to_notify)
         return head
 

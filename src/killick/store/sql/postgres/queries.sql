@@ -231,6 +231,10 @@ SELECT coalesce(max(message), 0) FROM killick.inbox WHERE number = $1
 -- name: owner
 SELECT run, claims.seq FROM killick.claims JOIN killick.heads USING (number) WHERE space = $1 AND key = $2
 
+-- name: owned
+SELECT key, run, claims.seq FROM killick.claims JOIN killick.heads USING (number)
+WHERE space = $1 AND key >= $2 AND key < $3 ORDER BY key
+
 -- name: claims_of
 SELECT space, key, claims.seq FROM killick.heads JOIN killick.claims USING (number) WHERE run = $1 AND NOT removed
 

@@ -525,10 +525,19 @@ CREATE FUNCTION killick.deliver_item(
 ) LANGUAGE plpgsql AS $$
 DECLARE
     head killick.heads;
+    found jsonb;
     last_ bigint;
     at_ bigint := (sent->>'at_us')::bigint;
     body_ bytea := blobs[(sent->>'body')::integer];
 BEGIN
+    IF sent ? 'waits_for' THEN
+        -- The oldest run with a tag that no message has made due yet. Rows are locked out of order here, so it skips
+        -- those that others lock.
+        SELECT jsonb_build_object('run', run) INTO found FROM killick.tags JOIN killick.heads USING (number)
+        WHERE tag = sent->>'waits_for' AND (wake_at_us > at_) IS NOT FALSE AND quarantined IS NULL
+        ORDER BY number LIMIT 1 FOR NO KEY UPDATE OF heads SKIP LOCKED;
+        sent := sent || coalesce(found, '{"run": null}');
+    END IF;
     SELECT * INTO head FROM killick.heads WHERE run = sent->>'run' AND NOT removed FOR NO KEY UPDATE;
     IF head.number IS NULL THEN
         RETURN;

@@ -131,6 +131,16 @@ DELETE FROM inbox WHERE number = ?
 -- name: owner
 SELECT heads.run, claims.seq FROM claims JOIN heads USING (number) WHERE space = ? AND key = ?
 
+-- name: owned
+SELECT key, heads.run, claims.seq FROM claims JOIN heads USING (number)
+WHERE space = ? AND key >= ? AND key < ? ORDER BY key
+
+-- The oldest run with a tag that no message has made due yet.
+-- name: first_waiting
+SELECT run FROM tags JOIN runs USING (number) JOIN heads USING (number)
+WHERE tag = ? AND coalesce(wake_at_us > ?, 1) AND number NOT IN (SELECT number FROM quarantine)
+ORDER BY tags.number LIMIT 1
+
 -- name: claims_of
 SELECT space, key, seq FROM claims WHERE number = ?
 
