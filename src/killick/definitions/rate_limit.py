@@ -15,7 +15,6 @@ from killick.model.codec import DigestKey, digest
 from killick.model.retry import rate
 from killick.store.records import PermitPool, TokenBucket
 
-
 AT_ONCE_MAX: Final = 1_000
 """A step reads who holds the permits of its limit."""
 
@@ -47,13 +46,17 @@ class Limit:
         if not all(isinstance(name, str) and name for name in names):
             raise DeclarationRefused("Limit", f"names {names!r}; write it as in Limit('crm', '10/min', by='tenant')")
         if self.rate is None and self.at_once is None:
-            raise DeclarationRefused(f"Limit {self.name!r}", "limits nothing; give a rate such as '10/min', or at_once=5")
+            raise DeclarationRefused(
+                f"Limit {self.name!r}", "limits nothing; give a rate such as '10/min', or at_once=5"
+            )
         count, per_seconds = (0, 0.0) if self.rate is None else rate(self.rate)
         burst = (count or None) if self.burst is None else self.burst
         for option, number, most in (("burst", burst, math.inf), ("at_once", self.at_once, AT_ONCE_MAX)):
             if number is not None and (type(number) is not int or not 1 <= number <= most):
                 upto = "" if most == math.inf else f" to {most:,}"
-                raise DeclarationRefused(f"Limit {self.name!r}", f"{option}={number!r}; give a whole number from 1{upto}")
+                raise DeclarationRefused(
+                    f"Limit {self.name!r}", f"{option}={number!r}; give a whole number from 1{upto}"
+                )
         for name, value in {"burst": burst, "count": count, "per_seconds": per_seconds}.items():
             object.__setattr__(self, name, value)
 
@@ -71,7 +74,9 @@ class Limit:
         """The permits of a call with these arguments; None if any number may be in flight."""
         if self.at_once is None:
             return None
-        value = digest([self.name, self.by, self._value(arguments)], at=self.by or self.name, secret_key=DigestKey.of(key))
+        value = digest(
+            [self.name, self.by, self._value(arguments)], at=self.by or self.name, secret_key=DigestKey.of(key)
+        )
         return PermitPool(b"%b\0%b\0%b" % (self.name.encode(), (self.by or "").encode(), value), self.at_once)
 
     def _value(self, arguments: Mapping[str, Any]) -> Any:

@@ -10,8 +10,8 @@ from killick.engine import renewals
 from killick.engine.control.inbox import message_taken
 from killick.engine.effects.branch_point import Cut, cut
 from killick.engine.execution import Execution
-from killick.engine.steps import permits
 from killick.engine.signals import Rewinding
+from killick.engine.steps import permits
 from killick.errors import BoundaryUnknown, TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog

@@ -124,7 +124,7 @@ class StepState(PendingVerdict):
         self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False,
         not_retried: e.NotRetried | None = None,
     ) -> int:  # fmt: skip
-        ex, intent = self.ex, self.intent
+        ex = self.ex
         released = self.given_back(nothing_happened=outcome == "refused")
         event = e.AttemptEnded(
             at=ex.now_us(), step=self.step, attempt=self.made, outcome=outcome, retry_at=retry_at, limited=limited,

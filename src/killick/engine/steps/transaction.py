@@ -153,9 +153,7 @@ class Transacting:
         seen = restored(intent, through_codec(value), None, place.id)
         at = self._attempting.ex.now_us()
         released = permits.names(self._attempting.given_back(nothing_happened=False))
-        event = e.AttemptEnded(
-            at=at, step=place.id, attempt=place.attempt, outcome="returned", released=released
-        )
+        event = e.AttemptEnded(at=at, step=place.id, attempt=place.attempt, outcome="returned", released=released)
         self._in_tool = False
         return Entry(event, {"output": value}), seen
 

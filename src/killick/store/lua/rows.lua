@@ -125,18 +125,19 @@ local function lease_end(h)
   return h.till and tonumber(h.till) or math.huge
 end
 
--- An unheld run's wake set: by priority and agent, at a time. Nil: none.
+-- An unheld run's wake set: by priority, lane and agent, at a time. Nil: none.
 local function line_of(h, index)
   if h.holder or not index.agent or not index.wake or index.quarantined or ENDED[index.status] then return nil end
-  return index.priority .. ':' .. index.agent
+  return index.priority .. ':' .. index.lane .. ':' .. index.agent
 end
 
 local function index_of(run)
   local found = call('HMGET', P .. 'run:' .. run, 'agent', 'status', 'priority', 'wake', 'quarantined', 'line', 'stand',
-    'changed')
+    'changed', 'lane')
   return {
     agent = found[1] or nil, status = found[2] or nil, priority = found[3] or nil, wake = found[4] or nil,
     quarantined = found[5] or nil, line = found[6] or nil, stand = found[7] or nil, changed = found[8] or nil,
+    lane = found[9] or '0',
   }
 end
 

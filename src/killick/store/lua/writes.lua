@@ -92,7 +92,7 @@ local function put_index(h, index)
     end
   end
   local key = P .. 'run:' .. run
-  call('HSET', key, 'agent', index.agent, 'status', index.status, 'priority', index.priority, 'started', index.started,
+  call('HSET', key, 'agent', index.agent, 'status', index.status, 'priority', index.priority, 'lane', index.lane, 'started', index.started,
     'changed', index.changed, 'tags', index.shown_tags)
   put_or_drop(key, 'wake', wake)
   if call('HEXISTS', key, 'delivered') == 0 then count_mail(h, int(call('HLEN', P .. 'mail:' .. run))) end

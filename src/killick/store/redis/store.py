@@ -115,7 +115,7 @@ class RedisStore:
     ) -> None:
         # Leases end by the server's clock, which all machines share, unless a test supplies a clock.
         self._clock = None if isinstance(clock, SystemClock) else clock
-        self._ids = ids or RandomIds()
+        self._ids, self._lane = ids or RandomIds(), 0
         self._server = RedisServer(url, busy_seconds=busy_seconds, connections=connections)
         self.place: Final = self._server.place
         self.proves_life: Final = False
@@ -332,6 +332,7 @@ class RedisStore:
             "agents": None if agents is None else list(agents),
             "room": dict(room or {}),
             "nonce": self._ids.new("asking"),
+            "lane": self._lane,
         }
 
         def take(tries: int) -> Any:
@@ -343,6 +344,7 @@ class RedisStore:
             if line is not None:
                 until = None if left_until is None else int(left_until)
                 taken.append(Claimed(head=head_of(head), row=line, left=text_of(left), left_until_us=until))
+                self._lane = line.lane
         return taken
 
     def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:

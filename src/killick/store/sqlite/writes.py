@@ -243,7 +243,9 @@ class Writes:
         tags = msgspec.json.encode(index.tags).decode()
         times = (index.started_at_us, index.changed_at_us)
         counted = (delivered, row_check(number, delivered))
-        db.execute(Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted))
+        db.execute(
+            Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted, index.lane)
+        )
         had = set[str](before.tags if before else ())
         for tag in had - set(index.tags):
             db.execute(Q.drop_tag, (tag, number))
