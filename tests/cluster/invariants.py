@@ -17,7 +17,6 @@ from killick.store import MemoryStore
 from killick.store.memory_runs import lease_end_us
 from killick.store.records import Append, Head, is_own
 
-
 LIMITED: Final = "cluster_mail"
 AT_ONCE: Final = 2
 """So many calls of that tool may be in flight at once."""
@@ -202,7 +201,6 @@ class Invariants:
                     self.completed.add((run, seq))
             case _:
                 pass
-
 
     def _called(self, run: str, event: e.StepStarted | e.AttemptStarted) -> None:
         """An attempt is in flight from its start to its outcome, and one that a death left open until that is settled:

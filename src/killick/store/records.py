@@ -549,6 +549,11 @@ def pool_names(key: bytes) -> tuple[str, str, bytes]:
     return limit.decode(), by.decode(), value[:32]
 
 
+def limit_of(tag: str) -> str:
+    """Returns the limit whose permit runs with this tag wait for."""
+    return pool_names(bytes.fromhex(tag.rpartition(":")[2]))[0]
+
+
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One problem found. A `healed` one was in derived data, which was rebuilt."""
 
