@@ -158,11 +158,12 @@ class StepState(PendingVerdict):
         buckets = [found for limit, *of in asked if (found := limit.bucket(*of)) is not None]
         pools = [found for limit, *of in asked if (found := limit.pool(*of)) is not None]
         because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
-        since, waited = self._waits_since(because), False
+        before, waited = self._waits_since(because), False
+        since = ex.now_us() if before is None else before
         while True:
             passed_on: list[str] = []
             if not self.permits and pools:
-                self.permits, passed_on = permits.choose(ex, pools, in_turn=waited or since < ex.now_us())
+                self.permits, passed_on = permits.choose(ex, pools, in_turn=waited or before is not None)
             is_full = bool(pools) and not self.permits
             wait_us = max(permits.LOOK_AGAIN_US, ex.now_us() - since) if is_full else store.take_tokens(buckets)
             if wait_us <= 0:
@@ -179,10 +180,10 @@ class StepState(PendingVerdict):
                 await self._queue(ex.now_us() + min(wait_us, left_us), because, pools, passed_on)
             waited = True
 
-    def _waits_since(self, because: str) -> int:
-        """Since when the step waits for its limits, also in executions before this one."""
+    def _waits_since(self, because: str) -> int | None:
+        """Since when the step waited for its limits in executions before this one."""
         found = self.ex.record.of(self.step, e.StepDelayed) if self.past is not None and not self.made else ()
-        return min((event.at for _, event in found if event.because == because), default=self.ex.now_us())
+        return min((event.at for _, event in found if event.because == because), default=None)
 
     def _drop_permits(self) -> None:
         """Leave permits that were chosen and not claimed to others."""
