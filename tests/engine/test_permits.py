@@ -307,3 +307,16 @@ def test_a_new_run_does_not_go_ahead_of_one_that_waits_and_wakes_it(
 def test_a_limit_of_nothing_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(killick.errors.DeclarationRefused):
         killick.Limit("crm", **options)
+
+
+def test_a_child_has_the_fairness_key_of_its_parent_and_no_other_tag(world: Any) -> None:
+    @killick.agent(name="permits_child")
+    async def child(run: killick.Run) -> str:
+        return run.id
+
+    @killick.agent(name="permits_parent")
+    async def parent(run: killick.Run) -> str:
+        return await (await run.spawn(child)).result()
+
+    made = world.kd.run(parent, id="r", tags=["fair:acme", "eu"])
+    assert world.store.tags(made) == {"fair:acme"}

@@ -21,7 +21,7 @@ class LimitQueue(Document, frozen=True):
 
     `arguments` has that argument; it is empty if the limit has none, and where its value was erased. `runs` are some
     of those with a call in flight, and `in_flight` counts the calls. `first` is the oldest run that waits; its step
-    has waited since `waits_since`.
+    has waited since `since`.
     """
 
     limit: str
@@ -30,7 +30,7 @@ class LimitQueue(Document, frozen=True):
     runs: tuple[str, ...]
     waiting: int
     first: str | None
-    waits_since_us: int | None
+    since_us: int | None
 
 
 def limit_queues(log: Log) -> list[LimitQueue]:
@@ -58,7 +58,7 @@ def _queue(log: Log, prefix: bytes, owners: list[Owner]) -> LimitQueue:
     runs = tuple(dict.fromkeys(owner.run for owner in owners))[:_RUNS_MAX]
     return LimitQueue(
         limit=limit, arguments=arguments, in_flight=len(owners), runs=runs, waiting=len(waiting), first=first,
-        waits_since_us=since,
+        since_us=since,
     )  # fmt: skip
 
 

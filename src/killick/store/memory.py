@@ -296,10 +296,6 @@ class MemoryStore(Runs):
             return list(self._runs[run].inbox.values())
 
     # finding ----------------------------------------------------------------------------------
-    def owner(self, claim: UniqueRight) -> Owner | None:
-        with self._open():
-            return self._claims.get(claim)
-
     def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
         with self._open():
             found = [one for one in self._claims.items() if one[0].space == space and one[0].key.startswith(prefix)]

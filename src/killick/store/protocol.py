@@ -258,8 +258,6 @@ class Store(Protocol):
 
     # finding ----------------------------------------------------------------------------------
 
-    def owner(self, claim: UniqueRight) -> Owner | None: ...
-
     def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
         """Returns the claimed rights of a space whose keys begin with a prefix, in the order of their keys."""
         ...

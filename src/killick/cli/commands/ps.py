@@ -96,7 +96,7 @@ def _show_limits(shell: Shell, queues: Sequence[LimitQueue]) -> None:
         )
         for each in queues:
             value = ", ".join(f"{name}={value}" for name, value in each.arguments.items())
-            waits = "" if each.waits_since_us is None else _coarse(now - each.waits_since_us)
+            waits = "" if each.since_us is None else _coarse(now - each.since_us)
             table.add_row(
                 Text(each.limit, style="bold"), Text(value), str(each.in_flight), str(each.waiting or ""),
                 Text(each.first or ""), Text(waits, style="dim"),

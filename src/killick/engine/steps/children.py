@@ -26,6 +26,7 @@ from killick.model.chunks import through_codec
 from killick.model.codec import digest
 from killick.model.failure import Failure
 from killick.model.typed import convert
+from killick.store.records import FAIR
 
 O = TypeVar("O", covariant=True)  # noqa: E741
 
@@ -74,7 +75,7 @@ async def spawn(
         started = e.RunStarted(
             at=ex.now_us(), run=child, agent=agent.name, build=ex.engine.build(agent),
             priority=ex.log.fold.facts.priority if priority is None else priority, parent=ex.run_id, parent_step=step,
-            trace=trace_here(),
+            tags=tuple(tag for tag in ex.log.fold.facts.tags if tag.startswith(FAIR)), trace=trace_here(),
         )  # fmt: skip
         _create(ex, started, agent, input)
         if ex.has_outside_effects:

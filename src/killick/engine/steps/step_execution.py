@@ -247,7 +247,7 @@ class StepExecution(StepState):
         """Fail a step whose unique right was consumed before, without any call."""
         self.holds = self._has_consumed()
         for claim in self.intent.claims if not self.holds else ():
-            owner = self.ex.engine.log.store.owner(claim)
+            owner = self.ex.engine.log.store.owned(claim.space, claim.key).get(claim)
             if owner is not None:
                 gone = AlreadyClaimed(self.ex.run_id, space=claim.space, owner=owner.run, seq=owner.seq)
                 self.failure = describe(gone)

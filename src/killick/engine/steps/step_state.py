@@ -97,7 +97,7 @@ class StepState(PendingVerdict):
         """Whether this action, by its key, consumed its rights in an attempt of any run."""
         log = self.ex.engine.log
         for claim in self.intent.claims:
-            owner = log.store.owner(claim)
+            owner = log.store.owned(claim.space, claim.key).get(claim)
             if owner is None or log.store.head(owner.run) is None:
                 return False
             if getattr(log.event(owner.run, owner.seq), "key", None) != self.key:

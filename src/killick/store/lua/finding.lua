@@ -135,10 +135,6 @@ for _, run in ipairs(args.runs) do
 end
 return found
 
--- name: owner
-local found = call('HGET', P .. 'claims', packed(2, args.space, blob(args.key)))
-return found and unsealed(found)
-
 -- name: owned
 local found, first = {}, args.space .. '\0' .. blob(args.prefix)
 for at, name in ipairs(call('ZRANGEBYLEX', P .. 'owned', '[' .. first, '(' .. first .. string.rep('\255', 64))) do

@@ -370,10 +370,6 @@ class PostgresStore:
 
     # finding ----------------------------------------------------------------------------------
 
-    def owner(self, claim: UniqueRight) -> Owner | None:
-        found = self._rows(self._q.owner, claim.space, claim.key)
-        return Owner(*found[0]) if found else None
-
     def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
         rows = self._rows(self._q.owned, space, prefix, prefix + KEY_END)
         return {UniqueRight(space, key): Owner(run, seq) for key, run, seq in rows}

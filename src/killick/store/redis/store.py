@@ -392,10 +392,6 @@ class RedisStore:
 
     # finding ----------------------------------------------------------------------------------
 
-    def owner(self, claim: UniqueRight) -> Owner | None:
-        found = self._ask("owner", {"space": claim.space, "key": 1}, [claim.key])
-        return None if found is None else Owner(found[0].decode(), int(found[1]))
-
     def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
         found = self._ask("owned", {"space": space, "prefix": 1}, [prefix])
         return {UniqueRight(space, key): Owner(run.decode(), int(seq)) for key, run, seq in found}

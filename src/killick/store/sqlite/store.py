@@ -398,11 +398,6 @@ class SqliteStore:
 
     # finding ----------------------------------------------------------------------------------
 
-    def owner(self, claim: UniqueRight) -> Owner | None:
-        with self._file.reading() as db:
-            found = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
-        return None if found is None else Owner(*found)
-
     def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
         with self._file.reading() as db:
             rows = db.execute(Q.owned, (space, prefix, prefix + KEY_END)).fetchall()

@@ -228,9 +228,6 @@ SELECT coalesce(max(message), 0) FROM killick.inbox WHERE number = $1
 
 -- finding -----------------------------------------------------------------------------------------
 
--- name: owner
-SELECT run, claims.seq FROM killick.claims JOIN killick.heads USING (number) WHERE space = $1 AND key = $2
-
 -- name: owned
 SELECT key, run, claims.seq FROM killick.claims JOIN killick.heads USING (number)
 WHERE space = $1 AND key >= $2 AND key < $3 ORDER BY key
