@@ -154,10 +154,10 @@ class StepState(PendingVerdict):
     async def _turn(self) -> bool:
         """Wait for the declared limits, which is no attempt. True: it had to wait."""
         intent, ex, store = self.intent, self.ex, self.ex.engine.log.store
-        asked = [(limit, intent.arguments, store.secret_key) for limit in intent.policy.limits]
-        buckets = [found for limit, *of in asked if (found := limit.bucket(*of)) is not None]
-        pools = [found for limit, *of in asked if (found := limit.pool(*of)) is not None]
-        because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
+        limits, call = intent.policy.limits, (intent.arguments, store.secret_key)
+        buckets = [found for limit in limits if (found := limit.bucket(*call)) is not None]
+        pools = [found for limit in limits if (found := limit.pool(*call)) is not None]
+        because = "limit " + ", ".join(limit.name for limit in limits)
         before, waited = self._waits_since(because), False
         since = ex.now_us() if before is None else before
         while True:
