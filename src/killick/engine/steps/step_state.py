@@ -156,7 +156,7 @@ class StepState(PendingVerdict):
         intent, ex, store = self.intent, self.ex, self.ex.engine.log.store
         limits, call = intent.policy.limits, (intent.arguments, store.secret_key)
         buckets = [found for limit in limits if (found := limit.bucket(*call)) is not None]
-        pools = [found for limit in limits if (found := limit.pool(*call)) is not None]
+        pools = [pool for limit in limits if (pool := limit.pool(*call)) is not None]
         because = "limit " + ", ".join(limit.name for limit in limits)
         before, waited = self._waits_since(because), False
         since = ex.now_us() if before is None else before
