@@ -21,7 +21,7 @@ CIRCLES: Final = ()
 
 LINES: Final = {
     "adapters": 6815, "agents": 1179, "archive": 1803, "audit": 1218, "check": 3413, "cli": 7681, "client": 2278,
-    "contracts": 2621, "definitions": 1835, "encryption": 591, "engine": 12858, "history": 6884, "llm": 1131, "log":
+    "contracts": 2621, "definitions": 1835, "encryption": 591, "engine": 12860, "history": 6884, "llm": 1131, "log":
     2628, "model": 4942, "presenting": 2912, "proxy": 2208, "replay": 731, "store": 7891, "testing": 979, "top": 2145,
     "web": 8084, "window": 2658, "workers": 3298, "workspace": 4694,
 }  # fmt: skip

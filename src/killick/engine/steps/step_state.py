@@ -165,8 +165,10 @@ class StepState(PendingVerdict):
             if not self.permits and pools:
                 self.permits, passed_on = permits.choose(ex, pools, in_turn=waited or before is not None)
             is_full = bool(pools) and not self.permits
-            wait_us = max(permits.LOOK_AGAIN_US, ex.now_us() - since) if is_full else store.take_tokens(buckets)
-            if wait_us <= 0:
+            wait_us = store.take_tokens(buckets) if buckets and not is_full else 0
+            if is_full:
+                wait_us = max(permits.LOOK_AGAIN_US, ex.now_us() - since)
+            elif wait_us <= 0:
                 return waited
             left_us = since + round(intent.policy.patience * 1_000_000) - ex.now_us()
             if left_us <= 0 or (wait_us > left_us and not is_full):
