@@ -13,6 +13,7 @@ from killick.cli.commands.inbox import CommandQuestion
 from killick.cli.commands.ps import ListedRun
 from killick.presenting import documents, runs
 from killick.presenting.encoder import schemas
+from killick.presenting.limits import LimitQueue
 from killick.presenting.triggers import Trigger
 from killick.web.handlers.run_detail import RunDetail
 from killick.web.handlers.step_detail import StepDetail
@@ -40,6 +41,7 @@ A new field does not change the version; a changed name, type or meaning does.
 | a run | `killick show RUN --json`: [RunTimeline](#runtimeline) | `GET /runs/{{run}}`: [RunDetail](#rundetail) |
 | a step | `entries` of a run: [TimelineStep](#timelinestep) | `GET /runs/{{run}}/steps/{{step}}`: \
 [StepDetail](#stepdetail) |
+| the queues of limits | `killick ps --limits --json`: [LimitQueue](#limitqueue) | `limits` of `GET /workers` |
 | open questions | `killick inbox --json`: [CommandQuestion](#commandquestion) | `GET /inbox`: [Question](#question) |
 | an event | `killick show RUN --log --json`: [Event](#event) | `GET /runs/{{run}}/events`, `GET /runs/{{run}}/follow` |
 | triggers | `killick trigger list --json`: [Trigger](#trigger) | `GET /triggers` |
@@ -53,7 +55,7 @@ _OURS: Final = ("killick.presenting", "killick.web", "killick.cli", "killick.mod
 _SHOWN: Final = (
     runs.RunSummary, ListedRun, runs.Run, runs.RunTimeline, RunDetail, documents.Step,
     runs.TimelineStep, StepDetail, documents.Moment, documents.Wait, documents.Question, CommandQuestion,
-    documents.Event, documents.StepBoundary, Trigger,
+    documents.Event, documents.StepBoundary, Trigger, LimitQueue,
 )  # fmt: skip
 
 

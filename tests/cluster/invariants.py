@@ -17,6 +17,10 @@ from killick.store import MemoryStore
 from killick.store.memory_runs import lease_end_us
 from killick.store.records import Append, Head, is_own
 
+LIMITED: Final = "cluster_mail"
+AT_ONCE: Final = 2
+"""So many calls of that tool may be in flight at once."""
+
 
 class Broken(AssertionError):
     """An invariant does not hold. `rule` names it, the same for every seed that breaks it."""
@@ -43,6 +47,8 @@ class Invariants:
         self._messages: set[tuple[str, int]] = set()
         self._firings: set[tuple[str, str, int]] = set()
         self._fired_runs: set[str] = set()
+        self._limited: set[tuple[str, str]] = set()
+        self._in_flight: dict[tuple[str, str], None] = {}
 
     def broken(self, rule: str, story: str) -> None:
         self._fail(Broken(rule, story))
@@ -53,6 +59,7 @@ class Invariants:
         self._epochs = {run: head.epoch for run, head in self._heads.items()}
         intended, self.intended, self.completed = self.intended, set(), set()
         self._waits, self._messages, self._firings, self._fired_runs = {}, set(), set(), set()
+        self._limited, self._in_flight = set(), {}
         for run in self._heads:
             for row in store.read(run, limit=1_000_000):
                 self._event(run, row.seq, event_codec.decode(row.body))
@@ -166,6 +173,11 @@ class Invariants:
         match event:
             case e.StepStarted() | e.AttemptStarted():
                 self.intended.add(event.key)
+                self._called(run, event)
+            case e.StepIntended() if event.name == LIMITED:
+                self._limited.add((run, event.step))
+            case e.AttemptEnded() | e.AttemptSettled():
+                self._in_flight.pop((run, event.step), None)
             case e.WaitOpened():
                 self._waits[run, event.step] = True
             case e.WaitClosed():
@@ -189,6 +201,17 @@ class Invariants:
                     self.completed.add((run, seq))
             case _:
                 pass
+
+    def _called(self, run: str, event: e.StepStarted | e.AttemptStarted) -> None:
+        """An attempt is in flight from its start to its outcome, and one that a death left open until that is settled:
+        judged by the logs alone, without regard to permits."""
+        if isinstance(event, e.StepStarted) and event.name == LIMITED:
+            self._limited.add((run, event.step))
+        if (run, event.step) in self._limited:
+            self._in_flight[run, event.step] = None
+            if len(self._in_flight) > AT_ONCE:
+                told = ", ".join(f"{run}:{step}" for run, step in self._in_flight)
+                self.broken("never more calls at once than a limit allows", told)
 
 
 # the external system --------------------------------------------------------------------------------

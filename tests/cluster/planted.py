@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from cluster.fibers import START_US
 from killick.engine.effects import reconcile
 from killick.engine.execution import Execution
+from killick.engine.steps import permits
 from killick.store import MemoryStore
 from killick.store.memory_runs import Runs, StoredRun
 from killick.store.records import Append, Delivered, Delivery, Head, Message
@@ -85,10 +86,10 @@ def dropped_early() -> Iterator[None]:
 
 @bug("leases end by the worker's clock", 20)
 def workers_clock() -> Iterator[None]:
-    def due(self: MemoryStore, now_us: int, agents: Any) -> Any:
+    def due(self: MemoryStore, now_us: int, agents: Any, after: int) -> Any:
         theirs = now_us - START_US
         with patch.object(MemoryStore, "now_us", lambda _: theirs):
-            return real(self, now_us, agents)
+            return real(self, now_us, agents, after)
 
     real = MemoryStore._due
     with patch.object(MemoryStore, "_due", due):
@@ -104,6 +105,29 @@ def late_renewal() -> Iterator[None]:
         return {head.run: head.epoch for _, head in held}
 
     with patch.object(MemoryStore, "renew", renew):
+        yield
+
+
+@bug("a worker does not see which permits others hold", 10)
+def blind_to_permits() -> Iterator[None]:
+    real = Runs._check_rights
+
+    def check(self: Runs, item: Append, claimed: Any) -> None:
+        real(self, replace(item, claims=()), claimed)
+
+    with patch.object(Runs, "_check_rights", check), patch.object(MemoryStore, "owned", lambda *_: {}):
+        yield
+
+
+@bug("a returned permit wakes no run", 20)
+def silent_permits() -> Iterator[None]:
+    with patch.object(permits, "wake", lambda *_: ()), patch.object(permits, "LOOK_AGAIN_US", 10**12):
+        yield
+
+
+@bug("a worker that takes a run over forgets the permit of its open attempt", 20)
+def leaked_permits() -> Iterator[None]:
+    with patch.object(permits, "held", lambda *_, **__: ()):
         yield
 
 

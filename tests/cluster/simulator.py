@@ -25,6 +25,7 @@ from killick.client.external_runs import ClientRuntime
 from killick.ids import SeededIds
 from killick.log import Log
 from killick.model.events import Build
+from killick.model.facts import PERMIT
 from killick.store import MemoryStore
 from killick.store.records import ENDED, RunQuery
 from killick.workers.worker import Worker
@@ -408,6 +409,8 @@ class Story:
             found = state.fold.step(step)
             if found is None or value not in str(state.data(found.ended)):
                 invariants.broken("no acknowledged answer is lost", f"{place}: {value}")
+        if left := store.owned(PERMIT):
+            invariants.broken("an ended run holds no permit", f"{left}")
         missed = {f"{run}:{seq}:cluster-hook" for run, seq in invariants.completed} - set(world.heard)
         if missed:
             invariants.broken("every event reaches the hook", f"not told: {sorted(missed)}")

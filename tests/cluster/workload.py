@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import killick
 from cluster.fibers import Process, here, hub
-from cluster.invariants import Books, Invariants
+from cluster.invariants import AT_ONCE, LIMITED, Books, Invariants
 from killick.errors import AlreadyAnswered, AnswerRefused, KillickError, RunUnknown, StoreError
 from killick.triggers import TRIGGERS
 from killick.workers.hooks import HOOKS
@@ -102,7 +102,7 @@ async def book(label: str, key: killick.Key = killick.KEY) -> str:
     return await act("book", label, key)
 
 
-@killick.tool(name="cluster_mail", effect="idempotent")
+@killick.tool(name=LIMITED, effect="idempotent", limit=killick.Limit("mail", at_once=AT_ONCE))
 async def mail(label: str, key: killick.Key = killick.KEY) -> str:
     return await act("mail", label, key)
 
@@ -188,7 +188,7 @@ def declared(told: World, tick_minutes: int) -> Iterator[None]:
 
 # programs -------------------------------------------------------------------------------------------
 
-_PLAIN: Final = ("pay", "pay", "book", "book", "mail", "look")
+_PLAIN: Final = ("pay", "pay", "book", "book", "mail", "mail", "look")
 _WAITS: Final = ("ask", "hear", "sleep")
 
 

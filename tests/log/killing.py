@@ -160,7 +160,7 @@ def everything(path: Path, before: Callable[[SqliteStore], object]) -> None:
     attempt = e.AttemptStarted(
         at=1, step="1", attempt=1, key="k", epoch=handle.epoch, claims=(f"token:{e.to_text(claim.key)}",)
     )
-    if store.owner(claim) is None:
+    if store.owned(claim.space, claim.key) == {}:
         handle.append(Entry(attempt), claims=(claim,))
     if store.inbox("run_0"):
         taken = e.MessageTaken(at=1, message=1, name="go", id="m1")

@@ -104,7 +104,7 @@ def prepared(store: PostgresStore) -> dict[str, Callable[[int], object]]:
         "deliver": lambda number: deliver(store, letter("old5", f"d{number}")),
         "inbox": lambda number: store.inbox(f"old{number + 1}"),
         "message": lambda number: store.message(f"old{number + 1}", "1"),
-        "owner": lambda number: store.owner(TOKEN),
+        "owned": lambda number: store.owned(TOKEN.space, TOKEN.key),
         "index": lambda number: store.index(f"old{number + 1}"),
         "statuses": lambda number: store.statuses(["old1", "old2"]),
         "tokens": lambda number: store.take_tokens([TokenBucket(b"b", 1, 10**9)]),

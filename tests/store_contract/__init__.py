@@ -17,6 +17,7 @@ from store_contract.claims import Claiming
 from store_contract.concurrency import Together
 from store_contract.counts import Counting
 from store_contract.creation import Births
+from store_contract.fairness import Fairness
 from store_contract.inbox import Inbox
 from store_contract.leases import Rights
 from store_contract.lifecycle import Opening
@@ -40,6 +41,7 @@ class StoreContract(
     Finding,
     Counting,
     Claiming,
+    Fairness,
     Feeding,
     Watching,
     SearchTerms,

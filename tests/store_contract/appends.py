@@ -13,7 +13,7 @@ from killick.model.hashing import genesis
 from killick.store.protocol import Store
 from killick.store.records import READ_LIMIT, CreateRun, Head, UniqueRight
 from store_contract.builders import TOKEN, blob, cached, chain, creation, following, indexed, letter, moved
-from store_contract.probes import chained, commit, created, deliver, event, everything, refused
+from store_contract.probes import chained, commit, created, deliver, event, everything, owner, refused
 
 
 class Appending:
@@ -104,7 +104,7 @@ class Appending:
         assert [type(result) for result in results] == [Head, reason, Head]
         assert {**everything(store), "other": ()} == {**before, "other": ()}
         assert store.pieces([blob("new").hash, blob("3/1").hash]) == {}
-        assert store.owner(new) is None
+        assert owner(store, new) is None
 
     # batches ----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from killick.errors import AlreadyClaimed, RunBusy, RunUnknown
 from killick.store.protocol import Store
 from killick.store.records import ENDED, Owner, UniqueRight
 from store_contract.builders import SECOND_US, TOKEN, creation, following, indexed, moved
-from store_contract.probes import absent, commit, created, found, refused
+from store_contract.probes import absent, commit, created, found, owner, refused
 
 
 class Rights:
@@ -143,9 +143,9 @@ class Rights:
 
     def test_a_claim_names_its_owner_and_the_last_event_of_its_append(self, store: Store) -> None:
         head = created(store, "a")
-        assert store.owner(TOKEN) is None
+        assert owner(store, TOKEN) is None
         commit(store, following(head, "two", "three", claims=(TOKEN,)))
-        assert (store.owner(TOKEN), store.claimed("a")) == (Owner("a", 3), {TOKEN: 3})
+        assert (owner(store, TOKEN), store.claimed("a")) == (Owner("a", 3), {TOKEN: 3})
 
     def test_a_used_claim_is_refused_even_to_its_owner_who_is_named(self, store: Store) -> None:
         head = created(store, "a", claims=(TOKEN,))
@@ -163,15 +163,15 @@ class Rights:
     def test_a_released_claim_can_be_made_again_even_in_the_same_batch_or_append(self, store: Store) -> None:
         head = created(store, "a", claims=(TOKEN,))
         head = commit(store, following(head, "refused", "started", releases=(TOKEN,), claims=(TOKEN,)))
-        assert store.owner(TOKEN) == Owner("a", 3)
+        assert owner(store, TOKEN) == Owner("a", 3)
         free = following(head, "refused", releases=(TOKEN,))
         store.append([free, creation(store, "b", "one", claims=(TOKEN,))])
-        assert store.owner(TOKEN) == Owner("b", 1)
+        assert owner(store, TOKEN) == Owner("b", 1)
         commit(store, following(found(store, "b"), "refused", releases=(TOKEN,)))
-        assert store.owner(TOKEN) is None
+        assert owner(store, TOKEN) is None
 
     def test_nobody_releases_or_gets_by_releasing_what_another_run_claimed(self, store: Store) -> None:
         created(store, "a", claims=(TOKEN,))
         head = created(store, "b", releases=(TOKEN,))
         refused(store, following(head, "two", releases=(TOKEN,), claims=(TOKEN,)), AlreadyClaimed)
-        assert store.owner(TOKEN) == Owner("a", 1)
+        assert owner(store, TOKEN) == Owner("a", 1)

@@ -22,7 +22,7 @@ OPERATIONS: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("append deliver pieces", ([],)),
     ("row", ("a", 1)),
     ("quarantine", ("a", None)),
-    ("owner", (TOKEN,)),
+    ("owned", (TOKEN.space, TOKEN.key)),
     ("runs", (RunQuery(),)),
     ("due trim_outbox", (1,)),
 )

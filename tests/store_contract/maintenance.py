@@ -9,7 +9,7 @@ from killick.errors import AlreadyClaimed, KillickError, RunExists, RunUnknown, 
 from killick.store.protocol import Store
 from killick.store.records import Head, Owner, RunQuery
 from store_contract.builders import TOKEN, blob, cached, chain, creation, following, fork, indexed, letter
-from store_contract.probes import absent, commit, created, deliver, everything, refused, repaired
+from store_contract.probes import absent, commit, created, deliver, everything, owner, refused, repaired
 
 
 class Keeping:
@@ -78,7 +78,7 @@ class Keeping:
         for again in (item, creation(store, "a", "other")):
             refused(store, again, RunExists)
         refused(store, creation(store, "b", "one", claims=(TOKEN,)), AlreadyClaimed)
-        assert store.owner(TOKEN) == Owner("a", 1)
+        assert owner(store, TOKEN) == Owner("a", 1)
         absent(store, "a")
         created(store, "b")
         assert store.heads()[0][0] > number

@@ -12,7 +12,7 @@ from killick.store.protocol import Store
 from killick.store.records import READ_LIMIT, CreateRun, Head, OutboxItem, OutboxRow, Owner
 from store_contract.builders import TOKEN, blob, cached, creation, following, fork, indexed, letter, moved
 from store_contract.concurrency import in_threads
-from store_contract.probes import chained, commit, created, deliver, everything, found, line, refused
+from store_contract.probes import chained, commit, created, deliver, everything, found, line, owner, refused
 
 
 def outbox_rows(*kinds: str, after: int = 0) -> tuple[OutboxRow, ...]:
@@ -34,7 +34,7 @@ class Feeding:
             chained(store, run)
         assert (found(store, "b").holder, found(store, "b").epoch) == ("w1", 1)
         assert (found(store, "c").holder, found(store, "c").epoch) == ("w2", 1)
-        assert (store.owner(TOKEN), store.tags("c")) == (Owner("c", 1), {"t"})
+        assert (owner(store, TOKEN), store.tags("c")) == (Owner("c", 1), {"t"})
         assert store.pieces([blob("v").hash, blob("sent").hash]).keys() == {blob("v").hash, blob("sent").hash}
         assert len(store.snapshots("b")) == 1
         assert [[one.id for one in store.inbox(run)] for run in "abc"] == [["hello"], ["m1"], ["m2"]]
@@ -81,7 +81,7 @@ class Feeding:
         item = following(head, "two", claims=(TOKEN,), also=(creation(store, "b", "born", claims=(TOKEN,)),))
         error = refused(store, item, AlreadyClaimed)
         assert (error.run, error.owner, error.seq) == ("b", "a", 2)
-        assert (store.owner(TOKEN), store.head("b"), store.head("a")) == (None, None, head)
+        assert (owner(store, TOKEN), store.head("b"), store.head("a")) == (None, None, head)
 
     def test_each_must_fit_what_was_there_before_any_of_them(self, store: Store) -> None:
         first = following(created(store, "a", claims=(TOKEN,)), "two", releases=(TOKEN,))

@@ -10,7 +10,18 @@ from msgspec.structs import replace
 from killick.errors import LogError
 from killick.model.hashing import genesis, link
 from killick.store.protocol import Store
-from killick.store.records import Append, Delivered, Delivery, Head, Message, References, Row, RunRow
+from killick.store.records import (
+    Append,
+    Delivered,
+    Delivery,
+    Head,
+    Message,
+    Owner,
+    References,
+    Row,
+    RunRow,
+    UniqueRight,
+)
 from store_contract.builders import chain, creation
 
 Refusal = TypeVar("Refusal", bound=LogError)
@@ -60,6 +71,10 @@ def event(store: Store, run: str, seq: int) -> Row:
     row = store.row(run, seq)
     assert row is not None, f"{run} has no event {seq}"
     return row
+
+
+def owner(store: Store, claim: UniqueRight) -> Owner | None:
+    return store.owned(claim.space, claim.key).get(claim)
 
 
 def line(store: Store, run: str) -> RunRow:

@@ -10,6 +10,7 @@ import msgspec
 from killick.errors import LogError
 from killick.model import event_codec
 from killick.model import events as e
+from killick.model.facts import PERMIT
 from killick.store.memory import MemoryStore
 from killick.store.records import Append, Head, Row, UniqueRight
 
@@ -75,10 +76,13 @@ def _unreleased(rows: Sequence[Row]) -> dict[str, int]:
     """The claims that were not released, by the event that took them."""
     found: dict[str, int] = {}
     for row in rows:
-        found_rights = claims_of(event_codec.decode(row.body))
+        event = event_codec.decode(row.body)
+        found_rights = claims_of(event)
         found |= dict.fromkeys(found_rights.claims, row.seq)
         for claim in found_rights.releases:
             found.pop(claim, None)
+        if isinstance(event, e.RunRewound | e.RunRenewed | e.RunCompleted | e.RunFailed | e.RunCancelled):
+            found = {claim: seq for claim, seq in found.items() if not claim.startswith(f"{PERMIT}:")}
     return found
 
 

@@ -18,6 +18,7 @@ from killick.engine.observers import trace_here
 from killick.engine.renewals import forwarded, latest, moving, renewals, root_of
 from killick.engine.replay import OVER
 from killick.engine.signals import Renewed
+from killick.engine.steps import permits
 from killick.engine.steps.children import Child, child_result, first_entries
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.step_execution import StepExecution
@@ -61,7 +62,8 @@ async def _end(ex: Execution, last: Entry) -> None:
     def wakes(runs: list[str]) -> tuple[Delivery, ...]:
         return tuple(delivery(log, run, CHILD, None, id=message, by=ex.run_id, at_us=at) for run in runs)
 
-    await ex.write(last, sends=wakes(runs))
+    left = permits.left(ex.log, at)
+    await ex.write(last, releases=left.get("releases", ()), sends=(*wakes(runs), *left.get("sends", ())))
     with suppress(StoreError):  # a fork that was made meanwhile looked before this run had ended
         if parent and (late := [run for run in forks.members(parent) if run not in runs]):
             log.store.deliver(wakes(late))
@@ -86,12 +88,14 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
     )  # fmt: skip
     born = log.begin(successor).built(first_entries(started, agent, input, document=ex.context.saved()))
     messages = [message for message in moving(log, ex.run_id) if message.number not in ex.taken]
+    left = permits.left(ex.log, ex.now_us())
     await ex.write(
         *(Entry(message_taken(message, ex.now_us())) for message in messages),
         Entry(e.RunRenewed(at=ex.now_us(), run=successor), {"input": input}),
         takes=tuple(message.number for message in messages),
         also=(born,),
-        sends=tuple(forwarded(log, message, successor) for message in messages),
+        releases=left.get("releases", ()),
+        sends=(*(forwarded(log, message, successor) for message in messages), *left.get("sends", ())),
     )
     signal = Renewed()
     ex.close(signal)

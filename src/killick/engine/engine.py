@@ -22,7 +22,7 @@ from killick.ids import Ids
 from killick.log.log import Log
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.store.records import Head
+from killick.store.records import Head, UniqueRight
 
 logger: Final = get_logger("killick")
 
@@ -49,6 +49,8 @@ class Engine:
         self.roles = roles
         """The roles of a person, where the caller declared them."""
         self.live = LiveCalls()
+        self.permits: set[UniqueRight] = set()
+        """The permits of limits that steps in this process chose, which the store may not know yet."""
         self._kept: dict[str, ReleasedRun] = {}
         self._mutex = threading.Lock()
         self.threads = Threads()

@@ -28,7 +28,7 @@ from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import Store
-from killick.store.records import CRASHING, KEY_DESTROYED, Head, RunQuery, RunRow, RunStatus, shown_tags
+from killick.store.records import CRASHING, KEY_DESTROYED, Head, RunQuery, RunRow, RunStatus, limit_of, shown_tags
 
 STATUSES: Final = (*LIVE, "completed", "failed", "cancelled", "abandoned")
 """The statuses of listings; a quarantined run is also broken. `abandoned` runs are not `running`: their holder died."""
@@ -217,7 +217,10 @@ class Listing:
             yield About(kind="program", text=IDLE)
         for index in facts.pending.values():
             step = state.fold.steps[index]
-            if step.status == "delayed" and step.delayed_until is not None:
+            if step.status == "delayed" and step.queued:
+                names = ", ".join(map(limit_of, step.queued))
+                yield About(kind="backoff", text=f"another call under limit {names} to end")
+            elif step.status == "delayed" and step.delayed_until is not None:
                 text = f"attempt {len(step.attempts) + 1} of {step.name}"
                 yield About(kind="backoff", text=text, at_us=step.delayed_until)
 

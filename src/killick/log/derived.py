@@ -23,6 +23,11 @@ def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
         tags += (ASKS,)
     if facts.crashes is not None and not facts.ended:
         tags += (CRASHING, DIED_ALONE) if facts.crashes.alone else (CRASHING,)
+    if facts.status in ("running", "waiting") and not (facts.mend or facts.cancelling):
+        delayed = (
+            step for at in facts.pending.values() if (step := fold.steps[at]).queued and step.status == "delayed"
+        )
+        tags += tuple(dict.fromkeys(tag for step in delayed for tag in step.queued))
     if facts.key is not None and not facts.key.startswith(STORE_OWNER):
         tags += (SUBJECT + facts.key[: len(STORE_OWNER)],)
     return RunIndex(

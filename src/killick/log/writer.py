@@ -285,7 +285,9 @@ class RunLog:
         return await self.settled(self._committer.begin(hold.fence))
 
     @contextmanager
-    def ending(self, hold: Hold, entry: Entry, transaction: Transaction) -> Generator[Append]:
+    def ending(
+        self, hold: Hold, entry: Entry, transaction: Transaction, rights: AppendExtras | None = None
+    ) -> Generator[Append]:
         """For the transaction's thread: writes the held-back appends into it, and the event that ends the step.
 
         The block ends when it is committed, or raises. Until then it changes nothing that other threads read.
@@ -295,7 +297,7 @@ class RunLog:
             if self._hold is not hold or self.failure is not None:
                 given_up = LogError(f"{self.run}: its transaction was given up; nothing of it happened")
                 raise HandleClosed(self.run, self.failure or given_up)
-            item = self._last_one(entry.event, packed)
+            item = self._last_one(entry.event, packed, rights or {})
             *heads, head = transaction.append([*(ticket.item for ticket in hold.tickets), item])
             for result in (*heads, head):
                 if isinstance(result, LogError):
@@ -311,7 +313,7 @@ class RunLog:
             self._let_go()
             self._committer.finish(hold.tickets, heads)
 
-    def _last_one(self, event: Event, packed: tuple[bytes | None, Sequence[Blob]]) -> Append:
+    def _last_one(self, event: Event, packed: tuple[bytes | None, Sequence[Blob]], rights: AppendExtras) -> Append:
         (data, pieces), index = packed, None
         if not self._fold.are_quiet([(0, event)]):
             # While a step waits, every append is folded at once, so that only this event is missing.
@@ -324,6 +326,7 @@ class RunLog:
             rows=(Row(self.seq + 1, *chained(self.hash, event, data)),),
             pieces=tuple({piece.hash: piece for piece in pieces if piece.hash not in self._known}.values()),
             index=None if index == self._indexed else index,
+            **rights,
         )
 
     def give_up(self, hold: Hold) -> bool:

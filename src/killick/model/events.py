@@ -105,8 +105,7 @@ class RunStarted(Event, frozen=True, tag="run.started"):
 
 class RunForked(Event, frozen=True, tag="run.forked"):
     """A run was forked from its parent at a cut. `keep` names later parent events that stay in the timeline. `model`
-    replaces other models. With `renews_input` the fork has its own input. Its `workspace` starts with the files of
-    snapshot `files`. Data: `input`, `because`."""
+    replaces other models. `renews_input`: its input is its own. It begins with `files`. Data: `input`, `because`."""
 
     run: str
     parent: str
@@ -295,12 +294,13 @@ class StepEdited(Event, frozen=True, tag="step.edited"):
 
 
 class StepDelayed(Event, frozen=True, tag="step.delayed"):
-    """The step continues later, for backoff or a rate limit, or now, because a person asked for it. Not an attempt."""
+    """The step continues later, or now if asked to. Not an attempt. `queued` are the tags of limits it waits for."""
 
     step: StepId
     until: int
     because: str = "backoff"
     by: str | None = None
+    queued: tuple[str, ...] = ()
 
 
 class StepAdopted(Event, frozen=True, tag="step.adopted"):

@@ -16,6 +16,9 @@ LIVE: Final[tuple[Status, ...]] = ("queued", "running", "waiting", "code_mismatc
 """The statuses of runs that have not ended."""
 StepStatus = Literal["intended", "running", "delayed", "waiting", "in_doubt", "done", "failed", "cancelled"]
 
+PERMIT: Final = "killick.permit"
+"""The claim space of the rights to be in flight under a limit."""
+
 OWN_TAGS: Final = ("input:", "renews:")
 """Prefixes of tags that Killick sets itself."""
 
@@ -58,6 +61,8 @@ class Step(msgspec.Struct, array_like=True, gc=False):
     """Whether it needed an approval."""
     within: e.StepId | None = None
     """The step in whose attempt it was made."""
+    queued: tuple[str, ...] = ()
+    """While it is delayed: the tags of the limits that it waits for."""
 
 
 class Wait(msgspec.Struct, array_like=True, frozen=True):

@@ -177,7 +177,7 @@ def _step_edited(fold: FoldData, seq: int, event: e.StepEdited) -> None:
 def _step_delayed(fold: FoldData, seq: int, event: e.StepDelayed) -> None:
     step = fold.changing(event.step)
     if step is not None:
-        step.delayed_until = event.until
+        step.delayed_until, step.queued = event.until, event.queued
         fold.move(step, "delayed", event, seq)
 
 

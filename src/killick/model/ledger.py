@@ -13,7 +13,7 @@ import msgspec
 
 from killick.model import events as e
 from killick.model.chunks import Blob, Fetch
-from killick.model.facts import PlainStep, intended_name
+from killick.model.facts import PERMIT, PlainStep, intended_name
 from killick.model.vector import Saved, Vector
 from killick.type_init import ready
 
@@ -26,6 +26,7 @@ _TAKEN_BACK: Final = ("workspace", "transaction")
 BUDGET: Final = "killick.budget"
 """The claim space that orders counted effects within a budget group."""
 _BUDGETED: Final = f"{BUDGET}:"
+_PERMIT: Final = f"{PERMIT}:"
 
 SENDING: Final = "killick.send"
 """The ledger name of a message to another run."""
@@ -191,6 +192,11 @@ class Ledger:
         """Returns the unique rights that this run holds, as `space:digest`, with the seqs that consumed them."""
         return {consumed.claim: consumed.seq for consumed in self.consumed if not consumed.released}
 
+    def permits(self) -> dict[str, int]:
+        """Returns the permits of limits that attempts of this run hold, with the seqs at which those started."""
+        found = {claim: at for claim, at in self.facts.claims_open.items() if claim.startswith(_PERMIT)}
+        return {claim: self.consumed[at].seq for claim, at in found.items()}
+
     def in_doubt(self) -> list[Effect]:
         """Returns the effects with an unknown outcome, oldest first."""
         indexes = sorted(set(self.facts.open.values()))
@@ -311,7 +317,13 @@ def _fork_made(ledger: Ledger, seq: int, event: e.ForkMade) -> None:
         ledger.facts.forks += (event.run,)
 
 
+def _permits_returned(ledger: Ledger, seq: int, event: e.Event) -> None:
+    """A run that ended, or went back, calls nothing any more: what it left open gives its permits back."""
+    ledger.release(list(ledger.permits()))
+
+
 def _run_rewound(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
+    _permits_returned(ledger, seq, event)
     ledger.facts.generation = event.generation
     ledger.facts.intentions.clear()
     ledger.facts.begins.clear()
@@ -429,6 +441,7 @@ def _attempt_started(ledger: Ledger, seq: int, event: e.Started) -> None:
         facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
     for claim in event.claims:
         facts.claims_open[claim] = ledger.consumed.append(Consumed(claim, seq))
+    rights = tuple(claim for claim in event.claims if not claim.startswith(_PERMIT))
     # A step of an abandoned timeline may have had this number.
     facts.keys.pop(event.step, None)
     effect = ledger.changing(event.key) or (None if event.action is None else ledger.reopening(event.key))
@@ -436,13 +449,13 @@ def _attempt_started(ledger: Ledger, seq: int, event: e.Started) -> None:
         if effect.status in ("open", "in_doubt") and effect.effect not in _TAKEN_BACK:
             effect.doubted = True
         ledger.turn(effect, "open")
-        effect.attempts, effect.claims = event.attempt, event.claims or effect.claims
+        effect.attempts, effect.claims = event.attempt, rights or effect.claims
         if effect.generation != facts.generation:
             effect.adopted += (seq,)
     elif action is not None:
         effect = Effect(
             event.key, event.step, facts.generation, action.tool, action.effect, action.identity,
-            action.intended, seq, event.attempt, undoes=action.undoes, claims=event.claims,
+            action.intended, seq, event.attempt, undoes=action.undoes, claims=rights,
         )  # fmt: skip
         ledger.begin(effect)
     if effect is not None:
@@ -539,6 +552,10 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
     e.ForkMade: _fork_made,
     e.RunTaken: _run_taken,
     e.RunRewound: _run_rewound,
+    e.RunRenewed: _permits_returned,
+    e.RunCompleted: _permits_returned,
+    e.RunFailed: _permits_returned,
+    e.RunCancelled: _permits_returned,
     e.RunRepaired: _run_repaired,
     e.StepIntended: _step_intended,
     e.StepStarted: _step_started,

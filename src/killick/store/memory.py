@@ -22,6 +22,7 @@ from killick.store.records import (
     ASKING,
     ASKS,
     ENDED,
+    LANES,
     OWN_AGENTS,
     READ_LIMIT,
     Append,
@@ -49,6 +50,7 @@ from killick.store.records import (
     UnindexedRun,
     UniqueRight,
     Urgency,
+    in_turns,
     refuse_misnumbered,
     urgency_of,
 )
@@ -67,6 +69,7 @@ class MemoryStore(Runs):
         super().__init__(clock or SystemClock())
         self._watchers: list[Callable[[str], None]] = []
         self._full_at_us: dict[bytes, int] = {}
+        self._lane = 0
 
     def now_us(self) -> int:
         return lease_clock_us(self._clock)
@@ -222,12 +225,12 @@ class MemoryStore(Runs):
     ) -> list[Claimed]:
         left, taken = dict(room or {}), list[Claimed]()
         with self._open():
-            for row in self._due(now_us, agents):
+            for row in self._due(now_us, agents, self._lane):
                 if len(taken) >= limit:
                     break
                 if left.get(row.agent, 1) > 0:
                     left[row.agent] = left.get(row.agent, limit + 1) - 1
-                    was = self._known(row.run)
+                    self._lane, was = row.lane, self._known(row.run)
                     head = self._take(was, holder, seconds)
                     taken.append(Claimed(head=head, row=row, left=was.holder, left_until_us=was.lease_until_us))
         return taken
@@ -293,9 +296,10 @@ class MemoryStore(Runs):
             return list(self._runs[run].inbox.values())
 
     # finding ----------------------------------------------------------------------------------
-    def owner(self, claim: UniqueRight) -> Owner | None:
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
         with self._open():
-            return self._claims.get(claim)
+            found = [one for one in self._claims.items() if one[0].space == space and one[0].key.startswith(prefix)]
+        return dict(sorted(found, key=lambda one: one[0].key))
 
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         with self._open():
@@ -363,18 +367,18 @@ class MemoryStore(Runs):
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         with self._open():
-            return self._due(now_us, agents)[:limit]
+            return self._due(now_us, agents, LANES - 1)[:limit]
 
-    def _due(self, now_us: int, agents: Collection[str] | None) -> list[RunRow]:
-        found: list[tuple[int, int, RunRow]] = []
+    def _due(self, now_us: int, agents: Collection[str] | None, after: int) -> list[RunRow]:
+        found: list[tuple[RunRow, int, None]] = []
         for _, head, line in self._active():
             if lease_end_us(head) > self.now_us() or (agents is not None and line.agent not in agents):
                 continue
             left = head.holder is not None and line.status != "paused"
             since = line.changed_at_us if left else line.wake_at_us
             if left or (since is not None and since <= now_us):
-                found.append((-line.priority, since or 0, line))
-        return [line for *_, line in sorted(found, key=lambda one: (*one[:2], one[2].number))]
+                found.append((line, since or 0, None))
+        return [line for line, *_ in in_turns(found, after)]
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
         with self._open():

@@ -97,8 +97,18 @@ class Runs:
             return refusal
         first, *_ = [self._write(one, head) for one, head in zip(group, heads, strict=True)]
         for sent in (sent for one in group for sent in one.sends):
-            self._deliver(sent)
+            self._deliver(
+                sent if sent.waits_for is None else replace(sent, run=self._first_waiting(sent), waits_for=None)
+            )
         return first
+
+    def _first_waiting(self, sent: Delivery) -> str:
+        """Returns the oldest run with the tag that is not due yet; "" without one."""
+        rows = [run.index for run in self._runs.values() if run.index is not None and sent.waits_for in run.index.tags]
+        waiting = [
+            row for row in rows if (row.wake_at_us or 0) > sent.at_us and self._runs[row.run].quarantined is None
+        ]
+        return min(waiting, key=lambda row: row.number).run if waiting else ""
 
     def _checked_head(self, item: Append, head: Head | None) -> Head:
         """Returns the head that an append builds on, or a refusal."""
@@ -194,7 +204,7 @@ class Runs:
         if sent.id in run.numbers:
             return Delivered(run.inbox[run.numbers[sent.id]], fresh=False)
         number = len(run.inbox) + 1
-        fields = {name: value for name, value in asdict(sent).items() if name != "pieces"}
+        fields = {name: value for name, value in asdict(sent).items() if name not in ("pieces", "waits_for")}
         message = run.inbox[number] = Message(number=number, **fields)
         run.numbers[sent.id] = number
         self._store_pieces(sent.pieces, run.references.log)

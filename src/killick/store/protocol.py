@@ -203,7 +203,8 @@ class Store(Protocol):
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
     ) -> list[Claimed]:
-        """Leases up to `limit` due and free runs: the first that `due` would return.
+        """Leases up to `limit` due and free runs: the first that `due` would return, if it began with the lane after
+        that of the last claimed run.
 
         `agents` restricts the runs to these agents (None: all), and `room` limits the number for some of them.
         """
@@ -257,7 +258,9 @@ class Store(Protocol):
 
     # finding ----------------------------------------------------------------------------------
 
-    def owner(self, claim: UniqueRight) -> Owner | None: ...
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+        """Returns the claimed rights of a space whose keys begin with a prefix, in the order of their keys."""
+        ...
 
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         """Returns the rights that a run holds, and the seqs that claimed them."""
@@ -301,8 +304,9 @@ class Store(Protocol):
         ...
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
-        """Returns due runs: without a live holder, and past their wake time or abandoned. Ordered by priority, then by
-        how long they have been due, then by number. Never an ended or quarantined run.
+        """Returns due runs: without a live holder, and past their wake time or abandoned. Ordered by priority, then one
+        of each lane in turn; in a lane by how long they have been due, then by number. Never an ended or quarantined
+        run.
 
         An abandoned run is due since its last change; a paused abandoned run waits for its wake time. The store's clock
         decides whether a lease has expired.

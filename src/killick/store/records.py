@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, TypeVar
 from zlib import crc32
 
 import msgspec
 
 from killick.model.chunks import Blob
-from killick.model.facts import OWN_TAGS
+from killick.model.facts import OWN_TAGS, PERMIT
 
-STORE_FORMAT: Final = 6
+STORE_FORMAT: Final = 7
 """The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
 
 READ_LIMIT: Final = 10_000
@@ -64,6 +65,37 @@ KEY_DESTROYED: Final = "the key of its data subject was destroyed, so no worker 
 
 STORE_OWNER: Final = "A" * 16
 """The owner of the store's own key, as a key's name begins with it."""
+
+
+FAIR: Final = "fair:"
+"""The prefix of the tag with a run's fairness key: due runs of one priority take turns by it."""
+
+LANES: Final = 64
+
+
+def lane_of(tags: Sequence[str]) -> int:
+    """Returns the lane in which a run with these tags is due: 0 without a fairness key.
+
+    Keys share a fixed number of lanes (stochastic fair queueing), so that a claim looks at no more of them.
+    """
+    key = next((tag for tag in tags if tag.startswith(FAIR)), None)
+    return 0 if key is None else 1 + crc32(key.encode()) % (LANES - 1)
+
+
+T = TypeVar("T")
+
+
+def in_turns(found: Iterable[tuple[RunRow, int, T]], after: int) -> list[tuple[RunRow, int, T]]:
+    """Returns due runs, each with the time since which it is due, in the order in which they are claimed: by priority;
+    then a run of each lane in turn, beginning after a lane; in a lane by age."""
+    turns = Counter[tuple[int, int]]()
+
+    def place(one: tuple[RunRow, int, T]) -> tuple[int, ...]:
+        row, since, _ = one
+        turns[row.priority, row.lane] += 1
+        return -row.priority, turns[row.priority, row.lane], (row.lane - after - 1) % LANES, since, row.number
+
+    return sorted(sorted(found, key=lambda one: (one[1], one[0].number)), key=place)
 
 
 def shown_tags(tags: Sequence[str]) -> tuple[str, ...]:
@@ -122,6 +154,10 @@ class RunIndex(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     seen: int = 0
 
+    @property
+    def lane(self) -> int:
+        return lane_of(self.tags)
+
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a listing. `number` is the cursor; runs are numbered in creation order.
@@ -139,6 +175,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     changed_at_us: int
     tags: tuple[str, ...]
     delivered: int
+
+    @property
+    def lane(self) -> int:
+        return lane_of(self.tags)
 
 
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +249,10 @@ class UniqueRight(msgspec.Struct, frozen=True):
     key: bytes
 
 
+KEY_END: Final = b"\xff" * 64
+"""Sorts after the rest of any right's key: these are digests."""
+
+
 class Owner(msgspec.Struct, frozen=True):
     """The run and the event that claimed a right."""
 
@@ -217,7 +261,10 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to a run. Deduplicated by id; an answer's id is that of its wait."""
+    """A message to a run. Deduplicated by id; an answer's id is that of its wait.
+
+    With `waits_for`, in an append's `sends`: to the oldest run with this tag that is not due yet, whatever `run` says.
+    """
 
     run: str
     id: str
@@ -226,6 +273,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None
     at_us: int
     pieces: tuple[Blob, ...] = ()
+    waits_for: str | None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -477,6 +525,33 @@ class TokenBucket(msgspec.Struct, frozen=True):
         # A clock that was set back must not close the limit for longer than it takes to fill the bucket.
         since = min(max(full_at_us or now_us, now_us), now_us + self.capacity_us)
         return since + self.token_us, since + self.token_us - now_us - self.capacity_us
+
+
+class PermitPool(msgspec.Struct, frozen=True):
+    """The calls that may be in flight at once under a limit, for one value of its argument: so many rights, each the
+    prefix and a number. The prefix is the names of the limit and of the argument, and a keyed digest of the value."""
+
+    prefix: bytes
+    count: int
+
+    @property
+    def tag(self) -> str:
+        """The tag of the runs that wait for one."""
+        return f"killick:permit:{self.prefix.hex()}"
+
+    def rights(self) -> list[UniqueRight]:
+        return [UniqueRight(PERMIT, self.prefix + number.to_bytes(2, "big")) for number in range(self.count)]
+
+
+def pool_names(key: bytes) -> tuple[str, str, bytes]:
+    """Returns the limit, its argument ("" without one), and the value's digest, from a right's key or its prefix."""
+    limit, by, value = key.split(b"\0", 2)
+    return limit.decode(), by.decode(), value[:32]
+
+
+def limit_of(tag: str) -> str:
+    """Returns the limit whose permit runs with this tag wait for."""
+    return pool_names(bytes.fromhex(tag.rpartition(":")[2]))[0]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

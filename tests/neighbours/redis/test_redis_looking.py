@@ -119,7 +119,7 @@ TRUTH: dict[str, tuple[Change, str]] = {
     "a run gone": (lambda r: r.delete("{killick}:run:a"), "log"),
 }
 DERIVED: dict[str, tuple[Change, str]] = {
-    "a place": (lambda r: r.zrem("{killick}:line:0:clerk", "0000000000000001:a"), "places"),
+    "a place": (lambda r: r.zrem("{killick}:line:0:0:clerk", "0000000000000001:a"), "places"),
     "another place": (lambda r: r.zadd("{killick}:line:9:clerk", {"0000000000000001:a": 1}), "line:9:clerk"),
     "a status": (lambda r: r.zrem("{killick}:stand:waiting:clerk", "0000000000000001:a"), "places"),
     "nobody": (lambda r: r.zadd("{killick}:held", {"0000000000000009:b": 1}), "held"),

@@ -45,6 +45,11 @@ def entries_of(fold: Fold, body: Body, *, by: str | None, at: int) -> list[Entry
         case "retry":
             reason = body.get("because") or f"{by or 'a person'} ended the delay"
             return [Entry(e.StepDelayed(at=at, step=_delayed(fold, body).id, until=at, because=reason, by=by))]
+        case "permit":
+            named = [s for i in fold.facts.pending.values() if body["tag"] in (s := fold.steps[i]).queued]
+            reason = "a call under its limit ended"
+            delayed = [step.id for step in named if step.status == "delayed"]
+            return [Entry(e.StepDelayed(at=at, step=step, until=at, because=reason)) for step in delayed]
         case "forked":
             return [Entry(e.ForkMade(at=at, run=body["fork"], cut=body["cut"], by=by))]
         case _:

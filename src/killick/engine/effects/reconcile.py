@@ -18,6 +18,7 @@ from killick.engine.control.inbox import SETTLEMENT_VERBS
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_bug, is_transient
 from killick.engine.replay import short
+from killick.engine.steps import permits
 from killick.engine.steps.attempt import Work, waited_for
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
 from killick.engine.steps.step_state import StepState
@@ -95,18 +96,18 @@ def late_entries(a: StepState, past: Step, value: Any, error: BaseException | No
             error = misfit
     if not past.attempts[-1].ended:
         outcome: e.Outcome = "returned" if error is None else "refused" if refused else "unknown"
-        released = a.intent.claims if a.holds and refused else ()
+        released = a.given_back(nothing_happened=refused)
         event = e.AttemptEnded(
             at=a.ex.now_us(), step=a.step, attempt=a.made, outcome=outcome, released=tuple(map(claim_text, released))
         )
         values = {"output": value} if error is None else {"failure": describe(error)}
-        return [Entry(event, values)], {"releases": released}
+        return [Entry(event, values)], permits.returned(a.ex.log, released, event.at)
     if past.attempts[-1].outcome != "unknown" or (error is not None and not refused):
         return [], {}
     found = Happened(value) if error is None else DidNotHappen()
     closed = e.WaitClosed(at=a.ex.now_us(), step=a.step, how="voided", by="killick")
     waits = [Entry(closed)] if a.step in a.ex.log.fold.facts.waits else []
-    return [*waits, _settlement(a, found, "late result", None)], {"releases": _released(a, found)}
+    return [*waits, _settlement(a, found, "late result", None)], _rights(a, _released(a, found))
 
 
 async def reconciled(a: StepState, reconcile: Callable[[Effect], Any], effect: Effect) -> Any:
@@ -154,15 +155,18 @@ def _settlement(a: StepState, found: Happened | DidNotHappen | None, by: str | N
 
 
 def _released(a: StepState, found: object) -> tuple[UniqueRight, ...]:
-    """Consumed rights are returned only if nothing happened."""
-    return a.intent.claims if a.holds and isinstance(found, DidNotHappen) else ()
+    return a.given_back(nothing_happened=isinstance(found, DidNotHappen))
+
+
+def _rights(a: StepState, released: tuple[UniqueRight, ...]) -> AppendExtras:
+    return permits.returned(a.ex.log, released, a.ex.now_us())
 
 
 def _settled(a: StepState, found: Happened | DidNotHappen, *, by: str) -> RecordedOutcome | None:
     a.is_open = False
     a.granted = isinstance(found, DidNotHappen)
     released = _released(a, found)
-    seq = a.ex.write_behind(_settlement(a, found, by, None), releases=released)
+    seq = a.ex.write_behind(_settlement(a, found, by, None), **_rights(a, released))
     a.release(released)
     if isinstance(found, DidNotHappen):
         return None
@@ -199,7 +203,7 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
         found = DidNotHappen() if verb == "not" else happened
         entry, released = _settlement(a, found, closed.by, closed.comment), _released(a, found)
         a.release(released)
-        return [entry], {"releases": released}
+        return [entry], dict(_rights(a, released))
 
     def fits(kind: str, value: Any) -> Any:
         return restored(intent, value, None, a.step)

@@ -11,6 +11,7 @@ from killick.engine.control.inbox import message_taken
 from killick.engine.effects.branch_point import Cut, cut
 from killick.engine.execution import Execution
 from killick.engine.signals import Rewinding
+from killick.engine.steps import permits
 from killick.errors import BoundaryUnknown, TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
@@ -40,7 +41,8 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
         at=at, cut=found.seq, generation=run.ledger.facts.generation + 1, keep=found.keep, returned=returned, by=by,
         files=run.ledger.files_from(found.seq) if run.ledger.facts.workspace is not None else None,
     )  # fmt: skip
-    return Rewind(Entry(event, {"because": because} if because else None), {"returns": returned}, found.label)
+    rights = {"returns": returned, **permits.left(run, at)}
+    return Rewind(Entry(event, {"because": because} if because else None), rights, found.label)
 
 
 def refuse_own(agent: str, run: str) -> None:

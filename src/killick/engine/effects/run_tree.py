@@ -228,7 +228,7 @@ class RunTree:
         root, number = next(iter(self._members)), self._numbers.get((tool, identity), 0)
         while True:
             claim = UniqueRight(ACTION, sha256("\0".join((root, tool, str(identity), str(number))).encode()).digest())
-            owner = self._log.store.owner(claim)
+            owner = self._log.store.owned(claim.space, claim.key).get(claim)
             if owner is None or not self._is_seen(owner):
                 self._numbers[tool, identity] = number
                 return claim

@@ -29,6 +29,7 @@ from killick.model.facts import Step
 from killick.model.failure import Failure
 from killick.model.ledger import SENDING
 from killick.model.typed import convert
+from killick.store.records import FAIR
 
 O = TypeVar("O", covariant=True)  # noqa: E741
 
@@ -70,7 +71,7 @@ async def spawn(
         started = e.RunStarted(
             at=ex.now_us(), run=child, agent=agent.name, build=ex.engine.build(agent),
             priority=ex.log.fold.facts.priority if priority is None else priority, parent=ex.run_id, parent_step=step,
-            trace=trace_here(),
+            tags=tuple(tag for tag in ex.log.fold.facts.tags if tag.startswith(FAIR)), trace=trace_here(),
         )  # fmt: skip
         _create(ex, started, agent, input)
         if ex.has_outside_effects:

@@ -25,6 +25,7 @@ from killick.engine.failures import IsolatedError, called_nothing, describe, not
 from killick.engine.replay import OVER
 from killick.engine.signals import Cancelling, Interrupted
 from killick.engine.steps import attempt as calls
+from killick.engine.steps import permits
 from killick.engine.steps.attempt import Applied, LiveCall, Untouched, Work, outlasted, waited_for
 from killick.engine.steps.intention import Intent, called, claim_text, restored
 from killick.engine.steps.isolation import run_isolated
@@ -85,6 +86,9 @@ class StepExecution(StepState):
             if ended is not None and ended.outcome != "returned":
                 self.failure = convert(record.data(attempt.ended)["failure"], Failure, at="failure")
         self.holds = self._has_consumed()
+        if past.attempts and not past.attempts[-1].ended:
+            self.permits = permits.held(self.ex.log, by=past.attempts[-1].started)
+            self.holds_permits = bool(self.permits)
         if past.attempts and not past.attempts[-1].ended and past.status != "intended":
             # An outcome in a transaction that is not on record did not happen, and its rows are not there.
             self.is_open = self.intent.effect != "transaction"
@@ -177,7 +181,7 @@ class StepExecution(StepState):
         if self.until_us:
             looked = False
             await until_time(ex, self.step, self.until_us)
-        if policy.limits and await self._tokens():
+        if policy.limits and await self._turn():
             looked = False
         late = await self._outlived(work)
         if late is not None:
@@ -235,7 +239,7 @@ class StepExecution(StepState):
         """Fail a step whose unique right was consumed before, without any call."""
         self.holds = self._has_consumed()
         for claim in self.intent.claims if not self.holds else ():
-            owner = self.ex.engine.log.store.owner(claim)
+            owner = self.ex.engine.log.store.owned(claim.space, claim.key).get(claim)
             if owner is not None:
                 gone = AlreadyClaimed(self.ex.run_id, space=claim.space, owner=owner.run, seq=owner.seq)
                 await self.fail(describe(gone))
@@ -296,8 +300,8 @@ class StepExecution(StepState):
         ex.consuming.update(claims)
         if self.slot is not None:
             claims, self.slot = (*claims, self.slot), None
-        if self.slots:
-            claims, self.slots = (*claims, *self.slots), ()
+        if not self.holds_permits:
+            claims, self.holds_permits = (*claims, *self.permits), bool(self.permits)
         self.holds = bool(intent.claims)
         started = e.AttemptStarted(
             at=now, step=self.step, attempt=self.made, key=self.key, epoch=ex.log.epoch,
@@ -305,7 +309,7 @@ class StepExecution(StepState):
         )  # fmt: skip
         entries = self.written_with(started)
         first = ex.is_first_live()
-        if intent.effect in ("reads", None) and not first:
+        if intent.effect in ("reads", None) and not first and not claims:
             ex.write_behind(*entries)
         else:
             written = await ex.write(*entries, claims=claims)
@@ -449,8 +453,13 @@ class StepExecution(StepState):
                 values |= {"output": wire(value), "reply": reply} if reply else {}
                 values |= {"reasoning": reasoning} if reasoning else {}
             seen = restored(intent, through_codec(values["output"]), values.get("reply"), self.step)
-            event = e.AttemptEnded(at=ex.now_us(), step=self.step, attempt=self.made, outcome="returned", usage=usage)
-            seq = ex.write_behind(Entry(event, values))
+            released = self.given_back(nothing_happened=False)
+            event = e.AttemptEnded(
+                at=ex.now_us(), step=self.step, attempt=self.made, outcome="returned", usage=usage,
+                released=permits.names(released),
+            )  # fmt: skip
+            seq = ex.write_behind(Entry(event, values), **permits.returned(ex.log, released, event.at))
+            self.release(released)
             self._files_ended()
             return seq, seen
         except ValueRefused as refused:

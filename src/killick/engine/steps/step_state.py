@@ -13,6 +13,7 @@ from killick.engine.approval.verdicts import PendingVerdict
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_any, not_retried, rate_limit_seconds
 from killick.engine.steps import attempt as calls
+from killick.engine.steps import permits
 from killick.engine.steps.attempt import Applied, Work, waited_for
 from killick.engine.steps.intention import Intent, claim_text
 from killick.engine.waits.waits import until_time
@@ -21,7 +22,7 @@ from killick.log.writer import Entry, Hold
 from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.store.records import UniqueRight
+from killick.store.records import PermitPool, UniqueRight
 
 RATE_LIMIT_SECONDS: Final = 1.0
 """The first delay where the server names none; doubled each time."""
@@ -50,6 +51,9 @@ class StepState(PendingVerdict):
         self.late: Happened | None = None
         self.reconciler_said = ""
         """Why its reconciler could not be used."""
+        self.permits: tuple[UniqueRight, ...] = ()
+        """The permits of its limits, from their choice to the outcome of the attempt."""
+        self.holds_permits = False
         self.slot: UniqueRight | None = None
         self.forks: tuple[str, ...] = ()
         """The forks of the run at the last deduplication."""
@@ -70,6 +74,7 @@ class StepState(PendingVerdict):
     def over(self) -> None:
         """Release the steps that wait for this one, and forget a thread that has ended."""
         self.ex.engine.live.forget(self.ex.run_id, self.step)
+        self.ex.engine.permits.difference_update(self.permits)
         if self.inflight is not None:
             self.ex.inflight.pop(self.inflight).set_result(None)
 
@@ -92,17 +97,24 @@ class StepState(PendingVerdict):
         """Whether this action, by its key, consumed its rights in an attempt of any run."""
         log = self.ex.engine.log
         for claim in self.intent.claims:
-            owner = log.store.owner(claim)
+            owner = log.store.owned(claim.space, claim.key).get(claim)
             if owner is None or log.store.head(owner.run) is None:
                 return False
             if getattr(log.event(owner.run, owner.seq), "key", None) != self.key:
                 return False
         return bool(self.intent.claims) and self.key is not None
 
+    def given_back(self, *, nothing_happened: bool) -> tuple[UniqueRight, ...]:
+        """The rights that an outcome returns: consumed ones only if nothing happened, permits always."""
+        return (*(self.intent.claims if self.holds and nothing_happened else ()), *self.permits)
+
     def release(self, rights: tuple[UniqueRight, ...]) -> None:
-        """Note that consumed rights were returned."""
+        """Note that rights were returned."""
         self.ex.consuming.difference_update(rights)
-        self.holds = self.holds and not rights
+        self.holds = self.holds and not set(rights).intersection(self.intent.claims)
+        if self.permits and set(rights).issuperset(self.permits):
+            self.ex.engine.permits.difference_update(self.permits)
+            self.permits, self.holds_permits = (), False
 
     def _files_ended(self) -> None:
         if self.ex.files is not None and self.intent.sort == "tool":
@@ -112,14 +124,14 @@ class StepState(PendingVerdict):
         self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False,
         not_retried: e.NotRetried | None = None,
     ) -> int:  # fmt: skip
-        ex, intent = self.ex, self.intent
-        released = intent.claims if outcome == "refused" and self.holds else ()
+        ex = self.ex
+        released = self.given_back(nothing_happened=outcome == "refused")
         event = e.AttemptEnded(
             at=ex.now_us(), step=self.step, attempt=self.made, outcome=outcome, retry_at=retry_at, limited=limited,
             released=tuple(map(claim_text, released)), not_retried=not_retried,
         )  # fmt: skip
         values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
-        seq = ex.write_behind(Entry(event, values), releases=released)
+        seq = ex.write_behind(Entry(event, values), **permits.returned(ex.log, released, event.at))
         self.release(released)
         self.failure = failure
         self.until_us = retry_at or 0
@@ -133,22 +145,58 @@ class StepState(PendingVerdict):
         self.ex.write_behind(*self.written(), Entry(delayed))
         await until_time(self.ex, self.step, until_us)
 
-    async def _tokens(self) -> bool:
-        """Wait for the declared rate limits, which is no attempt. True: it had to wait."""
+    async def _turn(self) -> bool:
+        """Wait for the declared limits, which is no attempt. True: it had to wait."""
         intent, ex, store = self.intent, self.ex, self.ex.engine.log.store
-        buckets = [limit.bucket(intent.arguments, store.secret_key) for limit in intent.policy.limits]
-        since = ex.now_us()
-        waited = False
+        limits, call = intent.policy.limits, (intent.arguments, store.secret_key)
+        buckets = [found for limit in limits if (found := limit.bucket(*call)) is not None]
+        pools = [pool for limit in limits if (pool := limit.pool(*call)) is not None]
+        because = "limit " + ", ".join(limit.name for limit in limits)
+        before, waited = self._waits_since(because), False
+        since = ex.now_us() if before is None else before
         while True:
-            wait_us = store.take_tokens(buckets)
-            if wait_us <= 0:
+            passed_on: list[str] = []
+            if not self.permits and pools:
+                self.permits, passed_on = permits.choose(ex, pools, in_turn=waited or before is not None)
+            is_full = bool(pools) and not self.permits
+            wait_us = store.take_tokens(buckets) if buckets and not is_full else 0
+            if is_full:
+                wait_us = max(permits.LOOK_AGAIN_US, ex.now_us() - since)
+            elif wait_us <= 0:
                 return waited
-            waited = True
-            until = ex.now_us() + wait_us
-            if until - since > intent.policy.patience * 1_000_000:
+            left_us = since + round(intent.policy.patience * 1_000_000) - ex.now_us()
+            if left_us <= 0 or (wait_us > left_us and not is_full):
                 problem = f"no turn within {intent.policy.patience:g} s by its own limits"
                 await self.fail(describe(RateLimited(problem)))
-            await self.delay(until, "limit " + ", ".join(limit.name for limit in intent.policy.limits))
+            if not is_full:
+                self._drop_permits()
+                await self.delay(ex.now_us() + wait_us, because)
+            else:
+                await self._queue(ex.now_us() + min(wait_us, left_us), because, pools, passed_on)
+            waited = True
+
+    def _waits_since(self, because: str) -> int | None:
+        """Since when the step waited for its limits in executions before this one."""
+        found = self.ex.record.of(self.step, e.StepDelayed) if self.past is not None and not self.made else ()
+        return min((event.at for _, event in found if event.because == because), default=None)
+
+    def _drop_permits(self) -> None:
+        """Leave permits that were chosen and not claimed to others."""
+        if not self.holds_permits:
+            self.ex.engine.permits.difference_update(self.permits)
+            self.permits = ()
+
+    async def _queue(self, until_us: int, because: str, pools: list[PermitPool], passed_on: list[str]) -> None:
+        """Wait until a permit is free. The store sends a message with each that is returned from now on."""
+        ex, tags = self.ex, tuple(pool.tag for pool in pools)
+        delayed = e.StepDelayed(at=ex.now_us(), step=self.step, until=until_us, because=because, queued=tags)
+        sends = permits.wake(ex.log, passed_on, delayed.at)
+        await ex.recorded(ex.write_behind(*self.written(), Entry(delayed), sends=sends))
+        if not passed_on:
+            # One that was returned before the delay was on record woke others.
+            self.permits, _ = permits.choose(ex, pools, in_turn=True)
+        if not self.permits:
+            await until_time(ex, self.step, until_us)
 
     def _limited(self, error: BaseException) -> float | None:
         """The delay that a rate limit asks for; None for other errors.

@@ -19,6 +19,7 @@ from typing import Any, Final
 from killick.definitions.current import HERE
 from killick.definitions.markers import TX, ToolStep, Tx
 from killick.engine.signals import Cancelling, Interrupted
+from killick.engine.steps import permits
 from killick.engine.steps.attempt import Applied, LiveCall, Untouched, waited_for
 from killick.engine.steps.intention import called, restored
 from killick.engine.steps.step_state import StepState
@@ -118,7 +119,9 @@ class Transacting:
                     entry, seen = self._called(transaction)
                     if not ex.is_ours:
                         raise LeaseLost(ex.run_id)
-                    item = until_committed.enter_context(ex.log.ending(hold, entry, transaction))
+                    released = self._attempting.given_back(nothing_happened=False)
+                    rights = permits.returned(ex.log, released, entry.event.at)
+                    item = until_committed.enter_context(ex.log.ending(hold, entry, transaction, rights))
                     self._ended = item.last[0], seen
             except StoreError:
                 # A commit whose answer is lost was made, or it was not: the head tells.
@@ -148,7 +151,8 @@ class Transacting:
         tx.end("the tool has returned, and its transaction is over")
         seen = restored(intent, through_codec(value), None, place.id)
         at = self._attempting.ex.now_us()
-        event = e.AttemptEnded(at=at, step=place.id, attempt=place.attempt, outcome="returned")
+        released = permits.names(self._attempting.given_back(nothing_happened=False))
+        event = e.AttemptEnded(at=at, step=place.id, attempt=place.attempt, outcome="returned", released=released)
         self._in_tool = False
         return Entry(event, {"output": value}), seen
 

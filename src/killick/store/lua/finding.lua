@@ -135,9 +135,14 @@ for _, run in ipairs(args.runs) do
 end
 return found
 
--- name: owner
-local found = call('HGET', P .. 'claims', packed(2, args.space, blob(args.key)))
-return found and unsealed(found)
+-- name: owned
+local found, first = {}, args.space .. '\0' .. blob(args.prefix)
+for at, name in ipairs(call('ZRANGEBYLEX', P .. 'owned', '[' .. first, '(' .. first .. string.rep('\255', 64))) do
+  local key = string.sub(name, #args.space + 2)
+  local owner = unsealed(call('HGET', P .. 'claims', packed(2, args.space, key)))
+  found[at] = {key, owner[1], owner[2]}
+end
+return found
 
 -- name: claimed
 local found = {}

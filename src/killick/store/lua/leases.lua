@@ -31,6 +31,7 @@ local function abandoned(accepts, now)
       if since then
         found[#found + 1] = {
           priority = tonumber(index.priority), since = tonumber(since), name = name, run = run, agent = index.agent,
+          lane = tonumber(index.lane),
         }
       end
     end
@@ -40,17 +41,34 @@ end
 
 local function is_before(one, other)
   if one.priority ~= other.priority then return one.priority > other.priority end
+  if one.turn ~= other.turn then return one.turn < other.turn end
+  if one.place ~= other.place then return one.place < other.place end
   if one.since ~= other.since then return one.since < other.since end
   return one.name < other.name
 end
 
+-- Sorts due runs: lanes of one priority take turns, from the one after a lane on; a lane's runs by age.
+local function put_in_turns(found, after)
+  local turns = {}
+  for _, one in ipairs(found) do one.turn, one.place = 0, 0 end
+  table.sort(found, is_before)
+  for _, one in ipairs(found) do
+    local line = one.priority .. ':' .. one.lane
+    turns[line] = (turns[line] or 0) + 1
+    one.turn, one.place = turns[line], (one.lane - after + 63) % 64
+  end
+  table.sort(found, is_before)
+end
+
 -- The first due runs, in order; `room` limits the number for some agents.
-local function due(accepts, now, limit, room)
+local function due(accepts, now, limit, room, after)
   if limit <= 0 then return {} end
   local found, queues, enough = abandoned(accepts, now), {}, 0
   for _, queue in ipairs(call('SMEMBERS', P .. 'lines')) do
-    local priority, agent = string.match(queue, '^(-?%d+):(.*)$')
-    if accepts(agent) then queues[#queues + 1] = {priority = tonumber(priority), agent = agent, key = queue} end
+    local priority, lane, agent = string.match(queue, '^(-?%d+):(%d+):(.*)$')
+    if accepts(agent) then
+      queues[#queues + 1] = {priority = tonumber(priority), lane = tonumber(lane), agent = agent, key = queue}
+    end
   end
   table.sort(queues, function(one, other)
     if one.priority ~= other.priority then return one.priority > other.priority end
@@ -66,11 +84,11 @@ local function due(accepts, now, limit, room)
       enough = enough + (room[queue.agent] and 0 or 1)
       found[#found + 1] = {
         priority = queue.priority, since = tonumber(some[each + 1]), name = some[each], run = run_of(some[each]),
-        agent = queue.agent,
+        agent = queue.agent, lane = queue.lane,
       }
     end
   end
-  table.sort(found, is_before)
+  put_in_turns(found, after)
   local first, rest = {}, {}
   for agent, most in pairs(room) do rest[agent] = most end
   for _, one in ipairs(found) do
@@ -99,7 +117,7 @@ for _, name in ipairs(args.again and call('ZRANGE', P .. 'held', 0, -1) or {}) d
   if call('HGET', P .. 'run:' .. run_of(name), 'took') == args.nonce then runs[#runs + 1] = run_of(name) end
 end
 if #runs == 0 then
-  for at, one in ipairs(due(agent_filter(args.agents), tonumber(args.now_us), args.limit, args.room)) do
+  for at, one in ipairs(due(agent_filter(args.agents), tonumber(args.now_us), args.limit, args.room, args.lane)) do
     runs[at] = one.run
     take(head_of(one.run), args.holder, args.lease_us, args.nonce)
   end
@@ -142,7 +160,7 @@ return {int(now_us()), found}
 
 -- name: due
 local rows = {}
-for at, one in ipairs(due(agent_filter(args.agents), tonumber(args.now_us), args.limit, {})) do
+for at, one in ipairs(due(agent_filter(args.agents), tonumber(args.now_us), args.limit, {}, 63)) do
   rows[at] = {one.run, row_of(one.run)}
 end
 return rows
@@ -150,7 +168,7 @@ return rows
 -- name: soonest
 local soonest, accepts = false, agent_filter(args.agents)
 for _, queue in ipairs(call('SMEMBERS', P .. 'lines')) do
-  if accepts(string.match(queue, '^-?%d+:(.*)$')) then
+  if accepts(string.match(queue, '^-?%d+:%d+:(.*)$')) then
     local first = call('ZRANGE', P .. 'line:' .. queue, 0, 0)[1]
     local wake = first and call('HGET', P .. 'run:' .. run_of(first), 'wake')
     if wake and (not soonest or tonumber(wake) < tonumber(soonest)) then soonest = wake end

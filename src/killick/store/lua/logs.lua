@@ -82,12 +82,16 @@ local function put_rights(item)
   local run, seq = item.run, int(item.last)
   for _, claim in ipairs(item.releases or {}) do
     local field = packed(2, claim[1], blob(claim[2]))
-    if call('SREM', P .. 'claimed:' .. run, field) == 1 then call('HDEL', P .. 'claims', field) end
+    if call('SREM', P .. 'claimed:' .. run, field) == 1 then
+      call('HDEL', P .. 'claims', field)
+      call('ZREM', P .. 'owned', claim[1] .. '\0' .. blob(claim[2]))
+    end
   end
   for _, claim in ipairs(item.claims or {}) do
     local field = packed(2, claim[1], blob(claim[2]))
     call('HSET', P .. 'claims', field, sealed(field, packed(2, run, seq)))
     call('SADD', P .. 'claimed:' .. run, field)
+    call('ZADD', P .. 'owned', 0, claim[1] .. '\0' .. blob(claim[2]))
   end
   for at, numbers in ipairs({item.returns or {}, item.takes or {}}) do
     for _, each in ipairs(numbers) do
@@ -183,7 +187,10 @@ local function appended(group)
   end
   for at, item in ipairs(group) do write(item, heads[at]) end
   for _, item in ipairs(group) do
-    for _, sent in ipairs(item.sends or {}) do deliver(sent, notified) end
+    for _, sent in ipairs(item.sends or {}) do
+      if sent.waits_for then sent.run = first_waiting(sent.waits_for, sent.at_us) end
+      if sent.run then deliver(sent, notified) end
+    end
   end
   return {1, shown(heads[1])}
 end

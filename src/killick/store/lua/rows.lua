@@ -9,7 +9,7 @@
 --   shots:ID    snapshots                               uses:ID, shot_uses:ID    the chunks that it references
 --   claimed:ID, tags:ID, marks:ID, telling:ID, forks:ID its entries in claims, tag sets, search terms, outbox, forks
 --
--- The keys of all runs: runs, names (by number), created, pieces, refs, unused, erased, claims, feed, outbox_end (the last
+-- The keys of all runs: runs, names (by number), created, pieces, refs, unused, erased, claims, owned (claims in order), feed, outbox_end (the last
 -- outbox position), held, lines and line:… (by wake time), stands and stand:… (by status and agent), tag:…, mark:…,
 -- unmarked, rate:… (token buckets). A script checks everything before it writes anything, because Redis rolls nothing back.
 
@@ -125,18 +125,19 @@ local function lease_end(h)
   return h.till and tonumber(h.till) or math.huge
 end
 
--- An unheld run's wake set: by priority and agent, at a time. Nil: none.
+-- An unheld run's wake set: by priority, lane and agent, at a time. Nil: none.
 local function line_of(h, index)
   if h.holder or not index.agent or not index.wake or index.quarantined or ENDED[index.status] then return nil end
-  return index.priority .. ':' .. index.agent
+  return index.priority .. ':' .. index.lane .. ':' .. index.agent
 end
 
 local function index_of(run)
   local found = call('HMGET', P .. 'run:' .. run, 'agent', 'status', 'priority', 'wake', 'quarantined', 'line', 'stand',
-    'changed')
+    'changed', 'lane')
   return {
     agent = found[1] or nil, status = found[2] or nil, priority = found[3] or nil, wake = found[4] or nil,
     quarantined = found[5] or nil, line = found[6] or nil, stand = found[7] or nil, changed = found[8] or nil,
+    lane = found[9] or '0',
   }
 end
 

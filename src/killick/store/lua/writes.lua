@@ -68,6 +68,19 @@ local function deliver(sent, notified)
   return {1, number, call('HGET', P .. 'mail:' .. run, number)}
 end
 
+-- The oldest run with a tag that no message has made due yet.
+local function first_waiting(tag, at_us)
+  local from, names = 0, nil
+  repeat
+    names = call('ZRANGE', P .. 'tag:' .. tag, from, from + 99)
+    for _, name in ipairs(names) do
+      local index = index_of(run_of(name))
+      if not index.quarantined and not (index.wake and tonumber(index.wake) <= tonumber(at_us)) then return run_of(name) end
+    end
+    from = from + 100
+  until #names < 100
+end
+
 -- The first unconsumed and unseen message makes a run due, unless it ended.
 local function put_index(h, index)
   local run, wake = h.run, index.wake
@@ -79,7 +92,7 @@ local function put_index(h, index)
     end
   end
   local key = P .. 'run:' .. run
-  call('HSET', key, 'agent', index.agent, 'status', index.status, 'priority', index.priority, 'started', index.started,
+  call('HSET', key, 'agent', index.agent, 'status', index.status, 'priority', index.priority, 'lane', index.lane, 'started', index.started,
     'changed', index.changed, 'tags', index.shown_tags)
   put_or_drop(key, 'wake', wake)
   if call('HEXISTS', key, 'delivered') == 0 then count_mail(h, int(call('HLEN', P .. 'mail:' .. run))) end

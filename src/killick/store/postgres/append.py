@@ -18,7 +18,17 @@ from killick.errors import AlreadyClaimed, EpochStale, HeadMoved, LogError, Mess
 from killick.model.chunks import Blob
 from killick.store.postgres.server import PostgresServer, Statements
 from killick.store.postgres.wire import Q, Session, Statement
-from killick.store.records import Append, Delivered, Delivery, Head, Message, Row, Snapshot, refuse_misnumbered
+from killick.store.records import (
+    Append,
+    Delivered,
+    Delivery,
+    Head,
+    Message,
+    Row,
+    RunIndex,
+    Snapshot,
+    refuse_misnumbered,
+)
 from killick.store.sql.rows import message_of
 
 FEW_ROWS: Final = 3
@@ -62,7 +72,8 @@ def _runs(item: Append) -> Iterator[str]:
     for one in item.group:
         yield one.run
         for sent in one.sends:
-            yield sent.run
+            if sent.waits_for is None:
+                yield sent.run
 
 
 def _append_few(session: Session, q: Statements, item: Append) -> Head | None:
@@ -241,12 +252,17 @@ def _append_fields(item: Append, binary: BinaryParams) -> dict[str, Any]:
     if item.erases_pieces:
         fields["erases_pieces"] = [binary.put(hash_) for hash_ in item.erases_pieces]
     if item.index is not None:
-        fields["index"] = msgspec.structs.asdict(item.index)
+        fields["index"] = index_fields(item.index)
     if item.snapshot is not None:
         fields["snapshot"] = _snapshot_fields(item.snapshot, binary)
     if item.outbox:
         fields["tells"] = [(row.seq, row.kind) for row in item.outbox]
     return fields
+
+
+def index_fields(index: RunIndex) -> dict[str, Any]:
+    """Encodes an index entry for the database functions."""
+    return {**msgspec.structs.asdict(index), "lane": index.lane}
 
 
 def _snapshot_fields(shot: Snapshot, binary: BinaryParams) -> dict[str, Any]:
@@ -264,6 +280,8 @@ def _delivery_fields(sent: Delivery, binary: BinaryParams) -> dict[str, Any]:
         "by": sent.by,
         "at_us": sent.at_us,
     }
+    if sent.waits_for is not None:
+        fields["waits_for"] = sent.waits_for
     return {**fields, "pieces": binary.places(sent.pieces)} if sent.pieces else fields
 
 

@@ -56,7 +56,7 @@ def _where(query: RunQuery, *, offset: int) -> tuple[str, str, list[Any]]:
         ("until", query.until_us, "changed_at_us < {value}"),
         ("holders", list(query.holders) or None, "holder = ANY ({value})"),
         ("contains", query.contains, Q.containing),
-        ("quarantined", query.quarantined or None, "(quarantined IS NOT NULL) = {value}"),
+        ("quarantined", query.quarantined or None, "quarantined IS NOT NULL AND {value}"),
         ("other", None if query.agent or query.tag else OWN_AGENTS, "NOT starts_with(agent, {value})"),
     ):
         if value is not None:

@@ -36,7 +36,7 @@ from killick.store.sql import migrations, schema
 
 logger: Final = get_logger("killick")
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
 
 READABLE_FROM: Final = 4

@@ -20,7 +20,7 @@ from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreBusy
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.postgres import search_terms
-from killick.store.postgres.append import PostgresTransaction, acknowledged, append, deliver
+from killick.store.postgres.append import PostgresTransaction, acknowledged, append, deliver, index_fields
 from killick.store.postgres.inspect import conditions, damaged_pieces, problems
 from killick.store.postgres.notify import PostgresListener
 from killick.store.postgres.rows import claimed_of, counts_query, run_row_of, runs_query
@@ -29,6 +29,7 @@ from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.records import (
     ASKS,
+    KEY_END,
     NO_DEADLINE,
     OWN_AGENTS,
     READ_LIMIT,
@@ -105,6 +106,7 @@ class PostgresStore:
         self._q = self._server.q
         self._listener = PostgresListener(self._server)
         self._joined: WeakSet[psycopg.Connection[Any]] = WeakSet()
+        self._lane = 0
         self.place: Final = self._server.place
         self.proves_life: Final = False
         try:
@@ -299,13 +301,15 @@ class PostgresStore:
         rooms = (list(room), list(room.values())) if room else (None, None)
 
         def write(session: Session) -> list[Claimed]:
-            params = (holder, now_us, self._clock_us(), _seconds(seconds), limit, names, *rooms)
+            params = (holder, now_us, self._clock_us(), _seconds(seconds), limit, names, *rooms, self._lane)
             return [claimed_of(row) for row in session.rows(self._q.claim, *params)]
 
         def was_committed(session: Session, claimed: list[Claimed]) -> bool:
             return not claimed or self._is_held(session, claimed[0].head)
 
-        return self._server.transact(write, was_committed)
+        claimed = self._server.transact(write, was_committed)
+        self._lane = claimed[-1].row.lane if claimed else self._lane
+        return claimed
 
     def _is_held(self, session: Session, head: Head) -> bool:
         """Returns whether a lease was taken although the session was lost."""
@@ -366,9 +370,9 @@ class PostgresStore:
 
     # finding ----------------------------------------------------------------------------------
 
-    def owner(self, claim: UniqueRight) -> Owner | None:
-        found = self._rows(self._q.owner, claim.space, claim.key)
-        return Owner(*found[0]) if found else None
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+        rows = self._rows(self._q.owned, space, prefix, prefix + KEY_END)
+        return {UniqueRight(space, key): Owner(run, seq) for key, run, seq in rows}
 
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         return {UniqueRight(space, key): seq for space, key, seq in self._rows(self._q.claims_of, run)}
@@ -387,7 +391,7 @@ class PostgresStore:
                 return False
             number = found[0][0]
             session.run(self._q.count_inbox, number, session.rows(self._q.last_message, number)[0][0])
-            session.run(self._q.write_index, number, msgspec.json.encode(index))
+            session.run(self._q.write_index, number, msgspec.json.encode(index_fields(index)))
             session.run(self._q.drop_tags, number)
             session.run(self._q.put_tags, number, index.tags)
             return True

@@ -159,6 +159,7 @@ def index_args(index: RunIndex) -> dict[str, Any]:
         "agent": index.agent,
         "status": index.status,
         "priority": str(index.priority),
+        "lane": str(index.lane),
         "wake": None if index.wake_at_us is None else str(index.wake_at_us),
         "started": str(index.started_at_us),
         "changed": str(index.changed_at_us),
@@ -177,6 +178,7 @@ def delivery_args(sent: Delivery, binary: BinaryArgs) -> dict[str, Any]:
         "by": sent.by,
         "at_us": str(sent.at_us),
         "pieces": _pieces(sent.pieces, binary),
+        "waits_for": sent.waits_for,
     }
 
 

@@ -115,7 +115,7 @@ class RedisStore:
     ) -> None:
         # Leases end by the server's clock, which all machines share, unless a test supplies a clock.
         self._clock = None if isinstance(clock, SystemClock) else clock
-        self._ids = ids or RandomIds()
+        self._ids, self._lane = ids or RandomIds(), 0
         self._server = RedisServer(url, busy_seconds=busy_seconds, connections=connections)
         self.place: Final = self._server.place
         self.proves_life: Final = False
@@ -332,6 +332,7 @@ class RedisStore:
             "agents": None if agents is None else list(agents),
             "room": dict(room or {}),
             "nonce": self._ids.new("asking"),
+            "lane": self._lane,
         }
 
         def take(tries: int) -> Any:
@@ -343,6 +344,7 @@ class RedisStore:
             if line is not None:
                 until = None if left_until is None else int(left_until)
                 taken.append(Claimed(head=head_of(head), row=line, left=text_of(left), left_until_us=until))
+                self._lane = line.lane
         return taken
 
     def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
@@ -390,9 +392,9 @@ class RedisStore:
 
     # finding ----------------------------------------------------------------------------------
 
-    def owner(self, claim: UniqueRight) -> Owner | None:
-        found = self._ask("owner", {"space": claim.space, "key": 1}, [claim.key])
-        return None if found is None else Owner(found[0].decode(), int(found[1]))
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+        found = self._ask("owned", {"space": space, "prefix": 1}, [prefix])
+        return {UniqueRight(space, key): Owner(run.decode(), int(seq)) for key, run, seq in found}
 
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         found = self._ask("claimed", {"run": run})

@@ -12,31 +12,25 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.store.records import RunRow
+from killick.store.records import LANES, RunRow, in_turns
 from killick.store.sqlite.rows import HeadRow, Q, run_row_of
 
 _NEVER_US: Final = (1 << 63) - 1
 
-Order = tuple[int, int, int]
-"""Priority (negated), due time, number: the order of due runs."""
-
-
-class Due(msgspec.Struct, frozen=True):
-    """A due run and its current head, which names the holder that abandoned it, if any."""
-
-    order: Order
-    row: RunRow
-    head: HeadRow
+Due = tuple[RunRow, int, HeadRow]
+"""A due run, since when it is due, and its current head, which names the holder that abandoned it, if any."""
 
 
 class DueQuery(msgspec.Struct, frozen=True):
-    """A filter: due by `now_us`, free by `clock_us`, of these agents (None: all) and not of those."""
+    """A filter: due by `now_us`, free by `clock_us`, of these agents (None: all) and not of those. The lane after
+    `lane` comes first."""
 
     now_us: int
     clock_us: int
     lives: Callable[[str], bool]
     agents: Collection[str] | None = None
     barred: Collection[str] = ()
+    lane: int = LANES - 1
 
     def has(self, agent: str) -> bool:
         return agent not in self.barred and (self.agents is None or agent in self.agents)
@@ -56,18 +50,18 @@ def due(db: sqlite3.Cursor, query: DueQuery, limit: int) -> list[Due]:
     """Returns the first due runs, in order."""
     if limit <= 0 or (query.agents is not None and not set(query.agents) - set(query.barred)):
         return []
-    return sorted([*_abandoned(db, query, limit), *_waking(db, query, limit)], key=lambda one: one.order)[:limit]
+    return in_turns([*_abandoned(db, query, limit), *_waking(db, query, limit)], query.lane)[:limit]
 
 
 def soonest_us(db: sqlite3.Cursor, agents: Collection[str] | None) -> int | None:
     """Returns the earliest wake time of some agents' unheld runs."""
     soonest: int | None = None
     queues = [line for line in db.execute(Q.wake_queues).fetchall() if agents is None or line[0] in agents]
-    for agent, priority, wake in sorted(queues, key=lambda line: line[2]):
+    for agent, priority, lane, wake in sorted(queues, key=lambda line: line[3]):
         # The first of a line may be held or ended, but no other wakes earlier.
         if soonest is not None and wake >= soonest:
             break
-        found = db.execute(Q.waking, (agent, priority, _NEVER_US, 1)).fetchone()
+        found = db.execute(Q.waking, (agent, priority, lane, _NEVER_US, 1)).fetchone()
         if found is not None and (soonest is None or found[5] < soonest):
             soonest = found[5]
     return soonest
@@ -76,14 +70,16 @@ def soonest_us(db: sqlite3.Cursor, agents: Collection[str] | None) -> int | None
 def _waking(db: sqlite3.Cursor, query: DueQuery, limit: int) -> Iterator[Due]:
     """Returns the first unheld runs past their wake time, from the highest priority on."""
     queues = [
-        (priority, agent)
-        for agent, priority, wake in db.execute(Q.wake_queues).fetchall()
+        (priority, agent, lane)
+        for agent, priority, lane, wake in db.execute(Q.wake_queues).fetchall()
         if wake <= query.now_us and query.has(agent)
     ]
     for priority, level in groupby(sorted(queues, reverse=True), key=lambda line: line[0]):
         if limit <= 0:
             return
-        rows = [db.execute(Q.waking, (agent, priority, query.now_us, limit)).fetchall() for _, agent in level]
+        rows = [
+            db.execute(Q.waking, (agent, priority, lane, query.now_us, limit)).fetchall() for _, agent, lane in level
+        ]
         yield from (_due(row, since=row[5]) for line in rows for row in line)
         limit -= sum(map(len, rows))
 
@@ -101,4 +97,4 @@ def _abandoned(db: sqlite3.Cursor, query: DueQuery, limit: int) -> Iterator[Due]
 def _due(row: tuple[Any, ...], *, since: int) -> Due:
     found = run_row_of(row[:11])
     head: HeadRow = (row[0], row[1], *row[11:19])
-    return Due((-found.priority, since, found.number), found, head)
+    return found, since, head

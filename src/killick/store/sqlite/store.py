@@ -22,6 +22,8 @@ from killick.store.notify import Notifier
 from killick.store.protocol import lease_clock_us
 from killick.store.records import (
     ENDED,
+    KEY_END,
+    LANES,
     READ_LIMIT,
     Append,
     Claimed,
@@ -122,6 +124,7 @@ class SqliteStore:
         self.secret_key: bytes = meta["secret_key"]
         self._holders = Holders(self._file.path)
         self._notifier = Notifier(self._file.path, detector=self._file.commit_detector)
+        self._lane = 0  # of the run that this process claimed last
         self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
 
     @property
@@ -296,7 +299,7 @@ class SqliteStore:
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
     ) -> list[Claimed]:
-        query, room = self._due_query(now_us, agents, room or {}), dict(room or {})
+        query, room = self._due_query(now_us, agents, room or {}, self._lane), dict(room or {})
         with self._file.reading() as db:
             if not due(db, query, min(limit, 1)):
                 return []
@@ -304,15 +307,16 @@ class SqliteStore:
         with self._file.leasing() as db:
             self._holders.lock(holder)
             while some := due(db, query, limit - len(taken)):
-                for one in some:
-                    agent, left = one.row.agent, one.head[7:9]
+                for row, _, found in some:
+                    agent, left = row.agent, found[7:9]
                     if room.get(agent, 1) > 0:
-                        head = head_of(self._take(db, one.head, holder, seconds))
-                        taken.append(Claimed(head=head, row=one.row, left=left[0], left_until_us=left[1]))
+                        head = head_of(self._take(db, found, holder, seconds))
+                        taken.append(Claimed(head=head, row=row, left=left[0], left_until_us=left[1]))
+                        self._lane = row.lane
                     if agent in room:
                         room[agent] -= 1
                 # If an agent's room was exhausted, runs of other agents may be due behind its own.
-                query = self._due_query(now_us, agents, room)
+                query = self._due_query(now_us, agents, room, self._lane)
         return taken
 
     def _take(self, db: sqlite3.Cursor, found: HeadRow, holder: str, seconds: float) -> HeadRow:
@@ -321,10 +325,12 @@ class SqliteStore:
         self._writes.see(moved)
         return moved
 
-    def _due_query(self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int]) -> DueQuery:
+    def _due_query(
+        self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int], lane: int = LANES - 1
+    ) -> DueQuery:
         barred = frozenset(agent for agent, free in room.items() if free <= 0)
         names = None if agents is None else frozenset(agents)
-        return DueQuery(now_us, self.now_us(), cache(self._holders.lives), names, barred)
+        return DueQuery(now_us, self.now_us(), cache(self._holders.lives), names, barred, lane)
 
     def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         with self._file.writing() as db:
@@ -391,10 +397,10 @@ class SqliteStore:
 
     # finding ----------------------------------------------------------------------------------
 
-    def owner(self, claim: UniqueRight) -> Owner | None:
+    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
         with self._file.reading() as db:
-            found = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
-        return None if found is None else Owner(*found)
+            rows = db.execute(Q.owned, (space, prefix, prefix + KEY_END)).fetchall()
+        return {UniqueRight(space, key): Owner(run, seq) for key, run, seq in rows}
 
     def claimed(self, run: str) -> dict[UniqueRight, int]:
         with self._file.reading() as db:
@@ -451,7 +457,7 @@ class SqliteStore:
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         with self._file.reading() as db:
-            return [one.row for one in due(db, self._due_query(now_us, agents, {}), limit)]
+            return [row for row, *_ in due(db, self._due_query(now_us, agents, {}), limit)]
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
         with self._file.reading() as db:

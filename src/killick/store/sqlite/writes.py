@@ -106,6 +106,9 @@ class Writes:
             self._put(db, one, head_row, to_notify)
         for one in group:
             for sent in one.sends:
+                if sent.waits_for is not None:
+                    first = db.execute(Q.first_waiting, (sent.waits_for, sent.at_us)).fetchone()
+                    sent = msgspec.structs.replace(sent, run=first[0] if first else "")
                 self.deliver(db, sent, to_notify)
         return head
 
@@ -240,7 +243,9 @@ class Writes:
         tags = msgspec.json.encode(index.tags).decode()
         times = (index.started_at_us, index.changed_at_us)
         counted = (delivered, row_check(number, delivered))
-        db.execute(Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted))
+        db.execute(
+            Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted, index.lane)
+        )
         had = set[str](before.tags if before else ())
         for tag in had - set(index.tags):
             db.execute(Q.drop_tag, (tag, number))

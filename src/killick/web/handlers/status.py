@@ -23,6 +23,7 @@ from killick.history.phrasing import process
 from killick.model import events as e
 from killick.model import system_events
 from killick.presenting.documents import Document
+from killick.presenting.limits import LimitQueue, limit_queues
 from killick.store.records import OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
 from killick.triggers import TAG as TRIGGER_TAG
 from killick.version import VERSION
@@ -96,7 +97,8 @@ class DueRun(Document, frozen=True):
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
-    """The holders of runs, the idle workers, and the due runs. `late`: a run has been due for longer than expected.
+    """The holders of runs, the idle workers, the due runs, and the queues of limits. `late`: a run has been due for
+    longer than expected.
 
     The store knows a worker from its first run on. `idle_known` is false where it cannot prove that a worker without a
     lease is alive; then idle workers are not listed.
@@ -108,6 +110,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: int
     late: bool
     idle_known: bool
+    limits: tuple[LimitQueue, ...]
     advice: str | None = None
 
 
@@ -120,7 +123,7 @@ def workers(call: Call[Nothing, Nothing]) -> Workers:
     return Workers(
         workers=(*held, *_idle(client, {each.holder for each in held})), due=due, due_more=len(due) == DUE_MAX,
         abandoned=sum(each.left_by is not None for each in due), idle_known=client.runtime.store.proves_life, late=late,
-        advice=_advice(held, due, late=late),
+        limits=tuple(limit_queues(client.runtime.log)), advice=_advice(held, due, late=late),
     )  # fmt: skip
 
 

@@ -187,7 +187,7 @@ SELECT (head).number, (head).run, (head).seq, (head).hash, (head).epoch, (head).
     (head).agent, (head).status, (head).priority, (head).wake_at_us, (head).started_at_us, (head).changed_at_us,
     (head).tags, (head).delivered, (head).delivered_checksum = killick.count_check((head).number, (head).delivered),
     left_by, left_until_us
-FROM killick.claim_runs($1, $2, $3, $4, $5, $6, $7, $8)
+FROM killick.claim_runs($1, $2, $3, $4, $5, $6, $7, $8, $9)
 
 -- As an array, because the planner may underestimate a join on holders. A row that another session has locked is passed
 -- over, so that it costs its holder no other lease.
@@ -228,8 +228,9 @@ SELECT coalesce(max(message), 0) FROM killick.inbox WHERE number = $1
 
 -- finding -----------------------------------------------------------------------------------------
 
--- name: owner
-SELECT run, claims.seq FROM killick.claims JOIN killick.heads USING (number) WHERE space = $1 AND key = $2
+-- name: owned
+SELECT key, run, claims.seq FROM killick.claims JOIN killick.heads USING (number)
+WHERE space = $1 AND key >= $2 AND key < $3 ORDER BY key
 
 -- name: claims_of
 SELECT space, key, claims.seq FROM killick.heads JOIN killick.claims USING (number) WHERE run = $1 AND NOT removed
@@ -319,7 +320,7 @@ FROM killick.heads WHERE holder IS NOT NULL AND NOT removed GROUP BY holder ORDE
 -- name: due
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
     delivered_checksum = killick.count_check(number, delivered)
-FROM killick.due_runs($1, killick.time_us($2), $3, NULL, NULL, $4) JOIN killick.heads USING (number) ORDER BY place
+FROM killick.due_runs($1, killick.time_us($2), $3, NULL, NULL, $4, 63) JOIN killick.heads USING (number) ORDER BY place
 
 -- name: soonest
 SELECT killick.soonest_us($1::text[])

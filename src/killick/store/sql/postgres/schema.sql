@@ -1,4 +1,4 @@
--- Format 4. `killick.` is replaced by the schema of the store.
+-- Format 5. `killick.` is replaced by the schema of the store.
 --
 -- Truth: meta, heads (up to `removed`), events, pieces, inbox, claims. Derived and rebuilt when wrong: the rest of
 -- heads, piece_uses, tags, snapshots, marks, marked. Rows outside the hash chain have a checksum.
@@ -36,16 +36,18 @@ CREATE TABLE killick.heads (
     tags text[],
     delivered bigint NOT NULL DEFAULT 0,
     delivered_checksum bytea NOT NULL, -- an inbox that lost its last message is known by this count alone
-    quarantined text -- what verification found broken; it would find it again
+    quarantined text, -- what verification found broken; it would find it again
+    lane bigint NOT NULL DEFAULT 0 -- of its fairness key
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
 
--- Runs that may become due, by agent, priority and time. Held, ended and untimed parked runs are absent.
-CREATE INDEX heads_waking ON killick.heads (agent, (-priority), wake_at_us, number)
+-- Runs that may become due, by agent, priority, lane and time. Held, ended and untimed parked runs are absent.
+CREATE INDEX heads_waking ON killick.heads (agent, (-priority), lane, wake_at_us, number)
 WHERE holder IS NULL AND wake_at_us IS NOT NULL AND quarantined IS NULL
     AND status NOT IN ('completed', 'failed', 'cancelled');
 
 -- The lease end is not indexed, so that renewing leases touches no index.
 CREATE INDEX heads_held ON killick.heads (holder) WHERE holder IS NOT NULL;
+CREATE INDEX heads_quarantined ON killick.heads (number) WHERE quarantined IS NOT NULL;
 CREATE INDEX heads_by_parent ON killick.heads (parent) WHERE parent IS NOT NULL;
 CREATE INDEX heads_by_status ON killick.heads (status, number) WHERE status IS NOT NULL;
 CREATE INDEX heads_by_agent ON killick.heads (agent, number) WHERE agent IS NOT NULL;
@@ -359,6 +361,7 @@ BEGIN
     head.started_at_us := (given->>'started_at_us')::bigint;
     head.changed_at_us := (given->>'changed_at_us')::bigint;
     head.tags := ARRAY(SELECT jsonb_array_elements_text(given->'tags'));
+    head.lane := (given->>'lane')::bigint;
     IF head.status IN ('completed', 'failed', 'cancelled') THEN
         head.holder := NULL;
         head.lease_until_us := NULL;
@@ -377,7 +380,7 @@ BEGIN
     UPDATE killick.heads SET seq = head.seq, hash = head.hash, holder = head.holder, lease_until_us = head.lease_until_us,
         checksum = killick.head_check(number, run, head.seq, head.hash, epoch, base, parent, removed),
         agent = head.agent, status = head.status, priority = head.priority, wake_at_us = head.wake_at_us,
-        started_at_us = head.started_at_us, changed_at_us = head.changed_at_us, tags = head.tags
+        started_at_us = head.started_at_us, changed_at_us = head.changed_at_us, tags = head.tags, lane = head.lane
     WHERE number = head.number;
     IF had IS DISTINCT FROM head.tags THEN
         DELETE FROM killick.tags WHERE number = head.number AND tag = ANY (had) AND tag <> ALL (head.tags);
@@ -394,7 +397,7 @@ CREATE FUNCTION killick.write_newborn(head killick.heads) RETURNS void LANGUAGE 
 BEGIN
     INSERT INTO killick.heads (
         number, run, base, parent, seq, hash, epoch, checksum, holder, lease_until_us, agent, status, priority,
-        wake_at_us, started_at_us, changed_at_us, tags, delivered_checksum
+        wake_at_us, started_at_us, changed_at_us, tags, delivered_checksum, lane
     )
     VALUES (
         head.number, head.run, head.base, head.parent, head.seq, head.hash, head.epoch,
@@ -402,7 +405,7 @@ BEGIN
             head.number, head.run, head.seq, head.hash, head.epoch, head.base, head.parent, head.removed
         ),
         head.holder, head.lease_until_us, head.agent, head.status, head.priority,
-        head.wake_at_us, head.started_at_us, head.changed_at_us, head.tags, killick.count_check(head.number, 0)
+        head.wake_at_us, head.started_at_us, head.changed_at_us, head.tags, killick.count_check(head.number, 0), coalesce(head.lane, 0)
     )
     ON CONFLICT (run) DO NOTHING;
     IF NOT FOUND THEN
@@ -525,10 +528,19 @@ CREATE FUNCTION killick.deliver_item(
 ) LANGUAGE plpgsql AS $$
 DECLARE
     head killick.heads;
+    found jsonb;
     last_ bigint;
     at_ bigint := (sent->>'at_us')::bigint;
     body_ bytea := blobs[(sent->>'body')::integer];
 BEGIN
+    IF sent ? 'waits_for' THEN
+        -- The oldest run with a tag that no message has made due yet. Rows are locked out of order here, so it skips
+        -- those that others lock.
+        SELECT jsonb_build_object('run', run) INTO found FROM killick.tags JOIN killick.heads USING (number)
+        WHERE tag = sent->>'waits_for' AND (wake_at_us > at_) IS NOT FALSE AND quarantined IS NULL
+        ORDER BY number LIMIT 1 FOR NO KEY UPDATE OF heads SKIP LOCKED;
+        sent := sent || coalesce(found, '{"run": null}');
+    END IF;
     SELECT * INTO head FROM killick.heads WHERE run = sent->>'run' AND NOT removed FOR NO KEY UPDATE;
     IF head.number IS NULL THEN
         RETURN;
@@ -709,23 +721,24 @@ BEGIN
     END IF;
 END $$;
 
--- The start of each agent's and priority's runs in the index of due runs. Seeking each one skips all parked runs
+-- The start of each agent's, priority's and lane's runs in the index of due runs. Seeking each one skips all parked runs
 -- between. These functions cache their plans, and use the index even before the table has statistics.
-CREATE FUNCTION killick.first_of_each() RETURNS TABLE (agent text, urgency bigint)
+CREATE FUNCTION killick.first_of_each() RETURNS TABLE (agent text, urgency bigint, lane bigint)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     after_agent text := '';
     after_urgency bigint := -9223372036854775808;
+    after_lane bigint := 0;
 BEGIN
     LOOP
-        SELECT heads.agent, -priority INTO after_agent, after_urgency FROM killick.heads
+        SELECT heads.agent, -priority, heads.lane INTO after_agent, after_urgency, after_lane FROM killick.heads
         WHERE holder IS NULL AND wake_at_us IS NOT NULL AND quarantined IS NULL
             AND status NOT IN ('completed', 'failed', 'cancelled')
-            AND (heads.agent, (-priority)) > (after_agent, after_urgency)
-        ORDER BY heads.agent, (-priority) LIMIT 1;
+            AND (heads.agent, (-priority), heads.lane) > (after_agent, after_urgency, after_lane)
+        ORDER BY heads.agent, (-priority), heads.lane LIMIT 1;
         EXIT WHEN NOT FOUND;
-        agent := after_agent; urgency := after_urgency;
+        agent := after_agent; urgency := after_urgency; lane := after_lane;
         RETURN NEXT;
     END LOOP;
 END $$;
@@ -737,14 +750,14 @@ BEGIN
         SELECT wake_at_us FROM killick.heads
         WHERE holder IS NULL AND wake_at_us IS NOT NULL AND quarantined IS NULL
             AND status NOT IN ('completed', 'failed', 'cancelled')
-            AND heads.agent = first_of.agent AND (-priority) = first_of.urgency
+            AND heads.agent = first_of.agent AND (-priority) = first_of.urgency AND heads.lane = first_of.lane
         ORDER BY wake_at_us LIMIT 1
     ) AS soonest WHERE agents IS NULL OR first_of.agent = ANY (agents));
 END $$;
 
--- Due runs in order: those past their wake time, and the abandoned ones.
+-- Due runs in order: those past their wake time, and the abandoned ones. Lanes take turns, from the one after a lane on.
 CREATE FUNCTION killick.due_runs(
-    at_us bigint, clock_us bigint, agents text[], room_agents text[], rooms bigint[], wanted bigint
+    at_us bigint, clock_us bigint, agents text[], room_agents text[], rooms bigint[], wanted bigint, after_lane bigint
 ) RETURNS TABLE (number bigint, place bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
@@ -753,31 +766,36 @@ BEGIN
         SELECT * FROM killick.heads WHERE holder IS NOT NULL
     ), ready AS (
         SELECT waking.* FROM killick.first_of_each() AS first_of, LATERAL (
-            SELECT number, agent, priority, wake_at_us AS since FROM killick.heads
+            SELECT number, agent, priority, heads.lane, wake_at_us AS since FROM killick.heads
             WHERE holder IS NULL AND wake_at_us IS NOT NULL AND quarantined IS NULL
                 AND status NOT IN ('completed', 'failed', 'cancelled')
-                AND heads.agent = first_of.agent AND (-priority) = first_of.urgency AND wake_at_us <= at_us
+                AND heads.agent = first_of.agent AND (-priority) = first_of.urgency
+                AND heads.lane = first_of.lane AND wake_at_us <= at_us
             ORDER BY wake_at_us, number LIMIT wanted
         ) AS waking
         WHERE agents IS NULL OR first_of.agent = ANY (agents)
         UNION ALL
-        SELECT number, agent, priority, CASE WHEN status = 'paused' THEN wake_at_us ELSE changed_at_us END
+        SELECT number, agent, priority, lane, CASE WHEN status = 'paused' THEN wake_at_us ELSE changed_at_us END
         FROM held
         WHERE lease_until_us <= clock_us AND quarantined IS NULL
             AND status NOT IN ('completed', 'failed', 'cancelled') AND (status <> 'paused' OR wake_at_us <= at_us)
             AND (agents IS NULL OR agent = ANY (agents))
+    ), turns AS (
+        SELECT *, (lane - after_lane + 63) % 64 AS place,
+            row_number() OVER (PARTITION BY priority, lane ORDER BY since, number) AS turn FROM ready
     ), ranked AS (
-        SELECT *, row_number() OVER (PARTITION BY agent ORDER BY priority DESC, since, number) AS rank FROM ready
+        SELECT *, row_number() OVER (PARTITION BY agent ORDER BY priority DESC, turn, place, since, number) AS rank
+        FROM turns
     )
-    SELECT number, row_number() OVER (ORDER BY priority DESC, since, number) FROM ranked
+    SELECT number, row_number() OVER (ORDER BY priority DESC, turn, ranked.place, since, number) FROM ranked
     WHERE rank <= coalesce(rooms[array_position(room_agents, agent)], wanted)
-    ORDER BY priority DESC, since, number LIMIT wanted;
+    ORDER BY priority DESC, turn, ranked.place, since, number LIMIT wanted;
 END $$;
 
 -- Leases due runs, skipping rows that others are leasing. If too few remain, looks further.
 CREATE FUNCTION killick.claim_runs(
     by_holder text, at_us bigint, clock_us bigint, seconds double precision, wanted bigint,
-    agents text[], room_agents text[], rooms bigint[]
+    agents text[], room_agents text[], rooms bigint[], after_lane bigint
 ) RETURNS TABLE (head killick.heads, left_by text, left_until_us bigint) LANGUAGE plpgsql AS $$
 DECLARE
     looked_at bigint := wanted * 2 + 8;
@@ -788,7 +806,8 @@ BEGIN
     clock_us := killick.time_us(clock_us);
     WHILE cardinality(taken) < wanted AND looked_at < 100000 LOOP
         candidates := ARRAY(
-            SELECT number FROM killick.due_runs(at_us, clock_us, agents, room_agents, rooms, looked_at) ORDER BY place
+            SELECT number FROM killick.due_runs(at_us, clock_us, agents, room_agents, rooms, looked_at, after_lane)
+            ORDER BY place
         );
         FOR one IN
             SELECT number, holder, lease_until_us

@@ -131,6 +131,16 @@ DELETE FROM inbox WHERE number = ?
 -- name: owner
 SELECT heads.run, claims.seq FROM claims JOIN heads USING (number) WHERE space = ? AND key = ?
 
+-- name: owned
+SELECT key, heads.run, claims.seq FROM claims JOIN heads USING (number)
+WHERE space = ? AND key >= ? AND key < ? ORDER BY key
+
+-- The oldest run with a tag that no message has made due yet.
+-- name: first_waiting
+SELECT run FROM tags JOIN runs USING (number) JOIN heads USING (number)
+WHERE tag = ? AND coalesce(wake_at_us > ?, 1) AND number NOT IN (SELECT number FROM quarantine)
+ORDER BY tags.number LIMIT 1
+
 -- name: claims_of
 SELECT space, key, seq FROM claims WHERE number = ?
 
@@ -149,10 +159,11 @@ SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_
 FROM heads JOIN runs USING (number) WHERE run = ? AND NOT removed
 
 -- name: put_run
-INSERT INTO runs (number, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+INSERT INTO runs (number, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum,
+    lane)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
 ON CONFLICT (number) DO UPDATE SET agent = ?2, status = ?3, priority = ?4, wake_at_us = ?5,
-    started_at_us = ?6, changed_at_us = ?7, tags = ?8, delivered = ?9, delivered_checksum = ?10
+    started_at_us = ?6, changed_at_us = ?7, tags = ?8, delivered = ?9, delivered_checksum = ?10, lane = ?11
 
 -- name: run_delivered
 UPDATE runs SET delivered = ?, delivered_checksum = ?, wake_at_us = ? WHERE number = ?
@@ -224,30 +235,35 @@ SELECT min(status) FROM runs WHERE agent = ? AND status > ?
 -- name: count_by_status
 SELECT count(*) FROM runs INDEXED BY runs_by_standing WHERE agent = ? AND status = ? {conditions}
 
--- Each agent and priority with waiting runs, and its earliest wake time: one index seek each.
+-- Each agent, priority and lane with waiting runs, and its earliest wake time: one index seek each.
 -- name: wake_queues
 WITH RECURSIVE lines (number) AS (
     SELECT number FROM (
         SELECT number FROM runs INDEXED BY runs_by_due WHERE wake_at_us IS NOT NULL
-        ORDER BY agent, priority, wake_at_us LIMIT 1
+        ORDER BY agent, priority, lane, wake_at_us LIMIT 1
     )
     UNION ALL
     SELECT coalesce((
         SELECT number FROM runs AS later INDEXED BY runs_by_due
+        WHERE wake_at_us IS NOT NULL AND later.agent = runs.agent AND later.priority = runs.priority
+            AND later.lane > runs.lane
+        ORDER BY lane, wake_at_us LIMIT 1
+    ), (
+        SELECT number FROM runs AS later INDEXED BY runs_by_due
         WHERE wake_at_us IS NOT NULL AND later.agent = runs.agent AND later.priority > runs.priority
-        ORDER BY priority, wake_at_us LIMIT 1
+        ORDER BY priority, lane, wake_at_us LIMIT 1
     ), (
         SELECT number FROM runs AS later INDEXED BY runs_by_due
         WHERE wake_at_us IS NOT NULL AND later.agent > runs.agent
-        ORDER BY agent, priority, wake_at_us LIMIT 1
+        ORDER BY agent, priority, lane, wake_at_us LIMIT 1
     )) FROM lines JOIN runs USING (number)
 )
-SELECT agent, priority, wake_at_us FROM lines JOIN runs USING (number)
+SELECT agent, priority, lane, wake_at_us FROM lines JOIN runs USING (number)
 
 -- name: waking
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum, seq, hash, epoch, base, parent, holder, lease_until_us, removed
 FROM runs INDEXED BY runs_by_due JOIN heads USING (number)
-WHERE agent = ? AND priority = ? AND wake_at_us <= ? AND status NOT IN ('completed', 'failed', 'cancelled')
+WHERE agent = ? AND priority = ? AND lane = ? AND wake_at_us <= ? AND status NOT IN ('completed', 'failed', 'cancelled')
 AND holder IS NULL AND number NOT IN (SELECT number FROM quarantine) ORDER BY wake_at_us, number LIMIT ?
 
 -- name: holders

@@ -1,4 +1,4 @@
--- Format 6. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses, snapshots,
+-- Format 7. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses, snapshots,
 -- runs, tags, quarantine, marks, marked. A queue: feed. Rows outside the hash chain have a checksum.
 
 CREATE TABLE meta (
@@ -104,11 +104,12 @@ CREATE TABLE runs (
     changed_at_us INTEGER NOT NULL,
     tags TEXT NOT NULL,
     delivered INTEGER NOT NULL,
-    delivered_checksum INTEGER NOT NULL -- an inbox that lost its last message is known by this count alone
+    delivered_checksum INTEGER NOT NULL, -- an inbox that lost its last message is known by this count alone
+    lane INTEGER NOT NULL DEFAULT 0 -- of its fairness key
 ) STRICT;
 
--- Waiting runs by agent and priority, so that one agent's backlog does not slow down others.
-CREATE INDEX runs_by_due ON runs (agent, priority, wake_at_us, number) WHERE wake_at_us IS NOT NULL;
+-- Waiting runs by agent, priority and lane, so that one backlog does not slow down others.
+CREATE INDEX runs_by_due ON runs (agent, priority, lane, wake_at_us, number) WHERE wake_at_us IS NOT NULL;
 CREATE INDEX runs_by_status ON runs (status, number);
 CREATE INDEX runs_by_agent ON runs (agent, number);
 
