@@ -113,6 +113,7 @@ TOPICS: Final = {
 FRAMEWORKS: Final = {
     "langgraph": ("langgraph.md", "KillickSaver!~ Gate!~ Waiting Stopped ToolFailed"),
     "langgraph.middleware": ("langgraph.md", "KillickMiddleware!~"),
+    "langgraph.deepagents": ("deepagents.md", "create_deep_agent"),
     "langchain_approvals": ("langgraph.md", "hitl_request answer"),
     "openai_agents": ("openai-agents.md", "KillickRunner!~ KillickSession!~ attempt"),
     "pydantic_ai": ("pydantic-ai.md", "KillickDurability!~ GatedToolset!~"),
@@ -125,6 +126,8 @@ FRAMEWORKS: Final = {
         "agent-framework.md",
         "KillickChat!~ KillickTools!~ KillickCheckpointStorage!~ KillickHistory!~ KillickSessions!~ Waiting",
     ),
+    "google_adk": ("google-adk.md", "gated run KillickSessions!~"),
+    "strands": ("strands.md", "gated run KillickSessions!~"),
     "temporal": ("temporal.md", "Temporal!~"),
     "restate": ("restate.md", "Restate!~"),
     "opentelemetry": ("opentelemetry.md", "instrument"),

@@ -31,7 +31,7 @@ def try_page(name: str, tmp_path: Path, ports: Mapping[int, int] | None = None) 
 
 def try_example(name: str, tmp_path: Path) -> str:
     """Run examples/neighbours/NAME.py; returns what it printed."""
-    (here := tmp_path / "here").mkdir()
+    (here := tmp_path / "here").mkdir(exist_ok=True)
     done = run([sys.executable, ROOT / "examples" / "neighbours" / f"{name}.py"], here)
     if done.returncode:
         pytest.fail(f"{name}.py exited with {done.returncode}:\n{done.stdout}", pytrace=False)

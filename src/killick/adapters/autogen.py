@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Final, Protocol, TypeAlias
 
 from autogen_agentchat.base import TaskResult
 from autogen_core import CancellationToken
@@ -18,8 +17,7 @@ from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolRe
 from pydantic import ValidationError
 
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner
-from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
-from killick.errors import KillickError, Rejected
+from killick.adapters.tool_gate import Errors, ToolGate, ToolOptions, asked, hosted, raising_stop, streamed, unstopped
 from killick.llm.external import Host, here
 
 SPACE: Final = "autogen"
@@ -52,7 +50,7 @@ class KillickStates(StateOwner):
         """Saves the state of an idle agent or team atomically. While its tools wait for a person it is not saved: the
         run continues from the previous state."""
         if (host := here()) is not None:
-            _open(host, "KillickStates")
+            unstopped(host, "KillickStates")
         kept = StateEntry(_STATE, dict(await of.save_state()))
         await asyncio.to_thread(self._shelf.put, id, kept)
 
@@ -70,32 +68,13 @@ class KillickStates(StateOwner):
 
 # At the gate ---------------------------------------------------------------------------------------
 
-_STOPPED: Final[WeakKeyDictionary[Host, KillickError]] = WeakKeyDictionary()
-"""Why a host's tools were stopped, if that is not for a model to read."""
-
 
 async def run(of: Runnable, *, host: Host | None = None, **given: Any) -> TaskResult:
     """Runs an agent or a team, and raises its tools' errors: killick.RunWaiting if only a person can let a call
     continue. After the answer, run the same again, from the previous state. `given` are the arguments of AutoGen's
     `run`."""
-    through = hosted(host, "run")
-    _STOPPED.pop(through, None)
-    try:
-        result = await of.run(**given)
-    except Exception as error:
-        # A team converts its agents' errors to texts.
-        raise _STOPPED.pop(through, None) or error from None
-    if (stopped := _STOPPED.pop(through, None)) is not None:
-        raise stopped
-    return result
-
-
-def _open(given: Host | None, who: str) -> Host:
-    """Returns the host, unless a call through it was stopped: then no further call is made or recorded."""
-    host = hosted(given, who)
-    if (stopped := _STOPPED.get(host)) is not None:
-        raise stopped
-    return host
+    with raising_stop(hosted(host, "run")):
+        return await of.run(**given)
 
 
 AnyTool: TypeAlias = BaseTool[Any, Any] | Callable[..., Any]
@@ -118,9 +97,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         given = () if isinstance(tools, Workbench) else tools
         made = [each if isinstance(each, BaseTool) else FunctionTool(each, each.__doc__ or "") for each in given]
         self._tools: dict[str, BaseTool[Any, Any]] = {each.name: each for each in made}
-        self._host = host
-        self._declared = Declared(options)
-        self._errors: Errors = errors
+        self._gate = ToolGate(host, options, errors, "KillickWorkbench")
 
     async def list_tools(self) -> list[ToolSchema]:
         """Returns the tools as models see them."""
@@ -139,20 +116,6 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
             return _answer(name, f"Tool {name} not found.", is_error=True)
         if (misfit := self._misfit(name, given)) is not None:
             return _answer(name, misfit, is_error=True)
-        try:
-            return await self._called(cast("dict[str, Any]", schema), given, token, call_id)
-        except (Rejected, ToolFailed) as failed:
-            return _answer(name, str(failed), is_error=True)
-        except KillickError as error:
-            # An agent whose workbench raises hangs forever: the caller of `run` gets the error instead.
-            if (host := self._host or here()) is not None:
-                _STOPPED[host] = error
-            return _answer(name, str(error), is_error=True)
-
-    async def _called(
-        self, schema: Mapping[str, Any], given: Mapping[str, Any], token: CancellationToken, call_id: str | None
-    ) -> ToolResult:
-        name: str = schema["name"]
 
         async def apply(**judged: Any) -> Any:
             if self._inner is not None:
@@ -162,9 +125,10 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
             token.link_future(running)
             return tool.return_value_as_string(await running)
 
-        host = hosted(self._host, "KillickWorkbench")
-        tool = self._declared.of(name, schema=schema.get("parameters"), doc=schema.get("description", ""))
-        outcome = await called(host, tool, given, apply, errors=self._errors, key=call_id or None)
+        shown = {"schema": schema.get("parameters"), "doc": schema.get("description", "")}
+        outcome, error = await self._gate.call(name, given, apply, key=call_id or None, **shown)
+        if error is not None:
+            return _answer(name, error, is_error=True)
         if isinstance(outcome, Mapping) and _RESULT in outcome:
             return ToolResult.model_validate(outcome[_RESULT])
         return _answer(name, str(outcome))
@@ -239,7 +203,7 @@ class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-igno
         async def ask(**_: Any) -> Any:
             return _result(await self._inner.create(messages, **given))
 
-        host = _open(self._host, "KillickModelClient")
+        host = unstopped(self._host, "KillickModelClient")
         reply = await asked(host, f"{type(self._inner).__name__}.create", ask, **_request(messages, given))
         return CreateResult.model_validate(reply)
 
@@ -251,7 +215,7 @@ class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-igno
         async def begin() -> AsyncIterable[str | CreateResult]:
             return self._inner.create_stream(messages, **given)
 
-        host, who = _open(self._host, "KillickModelClient"), f"{type(self._inner).__name__}.create_stream"
+        host, who = unstopped(self._host, "KillickModelClient"), f"{type(self._inner).__name__}.create_stream"
         async for part in streamed(host, who, begin, write=_parts, read=_parts_read, **_request(messages, given)):
             yield part
 

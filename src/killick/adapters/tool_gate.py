@@ -4,9 +4,11 @@ framework."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import iscoroutinefunction
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
@@ -38,12 +40,40 @@ def hosted(given: Host | None, who: str) -> Host:
     return host
 
 
+_STOPPED: Final[WeakKeyDictionary[Host, KillickError]] = WeakKeyDictionary()
+"""Why a host's tools were stopped, if that is not for a model to read."""
+
+
+def unstopped(given: Host | None, who: str) -> Host:
+    """Returns the host, unless a call through it was stopped: then no further call is made or recorded."""
+    host = hosted(given, who)
+    if (stopped := _STOPPED.get(host)) is not None:
+        raise stopped
+    return host
+
+
+@contextmanager
+def raising_stop(host: Host) -> Iterator[None]:
+    """Raises the error that stopped a host's calls, in place of the framework's own."""
+    _STOPPED.pop(host, None)
+    try:
+        yield
+    except Exception as error:
+        raise _STOPPED.pop(host, None) or error from None
+    if (stopped := _STOPPED.pop(host, None)) is not None:
+        raise stopped
+
+
 class Declared:
     """A framework's tools as Killick's, each declared on its first call. Tools without options run at most once."""
 
     def __init__(self, options: ToolOptions | None = None) -> None:
         self._options = dict(options or {})
         self._tools: dict[str, AnyTool] = {}
+
+    def by_default(self, options: ToolOptions) -> None:
+        """Sets the options of tools that have none."""
+        self._options = {**options, **self._options}
 
     def of(self, name: str, *, schema: Mapping[str, Any] | None = None, doc: str = "") -> AnyTool:
         """Returns the tool of that name; the schema names its parameters."""
@@ -155,6 +185,33 @@ def answered(outcome: Any) -> Any:
     return outcome
 
 
+class ToolGate:
+    """The tools of a framework that hangs on a tool that raises, or loses what it raises, through a host's gate."""
+
+    def __init__(self, host: Host | None, options: ToolOptions | None, errors: Errors, who: str) -> None:
+        self._host = host
+        self._declared = Declared(options)
+        self._errors: Errors = errors
+        self._who = who
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], fn: Callable[..., Any], *, schema: Any, doc: str,
+        key: str | None = None, bubbles: tuple[type[BaseException], ...] = (),
+    ) -> tuple[Any, str | None]:  # fmt: skip
+        """Returns a call's outcome, or the text of its error for the model. An error that is for no model stops the
+        host's further calls."""
+        host = None
+        try:
+            host, tool = hosted(self._host, self._who), self._declared.of(name, schema=schema, doc=doc)
+            return await called(host, tool, arguments, fn, errors=self._errors, key=key, bubbles=bubbles), None
+        except (Rejected, ToolFailed) as failed:
+            return None, str(failed)
+        except KillickError as error:
+            if host is not None:
+                _STOPPED[host] = error
+            return None, str(error)
+
+
 async def called(
     host: Host, tool: AnyTool, arguments: Mapping[str, Any], fn: Callable[..., Any] | None, *, errors: Errors,
     key: str | None = None, bubbles: tuple[type[BaseException], ...] = (),
@@ -217,11 +274,12 @@ class _StreamInterrupted(Exception):
 
 async def streamed(
     host: Host, who: str, begin: Callable[[], Awaitable[AsyncIterable[T]]], /, *, write: Callable[[list[T]], Any],
-    read: Callable[[Any], Iterable[T]], **request: Any,
+    read: Callable[[Any], Iterable[T]], is_early: Callable[[T], bool] | None = None, **request: Any,
 ) -> AsyncIterator[T]:  # fmt: skip
     """Streams a model's reply in parts, and records it once complete; or returns the recorded one.
 
-    write   converts all parts to the recorded value; `read` converts back
+    write      converts all parts to the recorded value; `read` converts back
+    is_early   which parts are passed on as they arrive; then `read` gives the others, once they are recorded
     """
     coming: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
 
@@ -230,7 +288,8 @@ async def streamed(
         try:
             async for part in await begin():
                 parts.append(part)
-                coming.put_nowait((part,))
+                if is_early is None or is_early(part):
+                    coming.put_nowait((part,))
         except Exception as error:
             if parts:
                 raise _StreamInterrupted from error
@@ -249,7 +308,7 @@ async def streamed(
         raise broke_off.__cause__ or broke_off from None
     finally:
         asking.cancel()
-    for again in () if was_heard else read(reply):
+    for again in () if was_heard and is_early is None else read(reply):
         yield again
 
 

@@ -56,7 +56,7 @@ from killick.engine.steps.intention import ERROR, is_error
 from killick.engine.views import Wait
 from killick.errors import AnswerRefused, DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
 from killick.history.run_info import waits_of
-from killick.llm.external import Host, here
+from killick.llm.external import Host, attempt, here
 from killick.llm.toolset import driven, settled
 from killick.model.facts import Step
 from killick.model.state import State
@@ -465,10 +465,13 @@ def _message(content: str, request: ToolCallRequest, status: Literal["success", 
 def place_of(config: RunnableConfig) -> str:
     """Returns the code's position in its graph, stable across re-executions, even if nothing was saved.
 
-    A task's id is more specific, but depends on the last checkpoint; only inside nested graphs there is nothing else.
+    A task's id is more specific, but depends on the last checkpoint. So a graph in a recorded tool is named after the
+    tool's step; in another nested graph there is nothing else.
     """
     metadata = config.get("metadata") or {}
     outer, _, node = str(metadata.get("langgraph_checkpoint_ns", "")).rpartition("|")
+    if (step := attempt()) is not None:
+        outer = f"{step.key}{_TASK.sub('', outer)}"
     path = _TASK.sub("", str(metadata.get("langgraph_path", "")))
     return f"{outer}|{node.partition(':')[0]}:{metadata.get('langgraph_step')}:{short(path)}"
 

@@ -352,9 +352,9 @@ class ContractsInForce:
         return tuple(dict.fromkeys(found))
 
     def priced(self, usage: e.Usage | None, model: str | None) -> e.Usage | None:
-        """The usage of a model call, with its cost if a price is known."""
-        if usage is None or usage.cost_micros:
-            return usage
+        """The usage of a model call, with its cost if a price is known; else with the cost that its client computed."""
+        if usage is None:
+            return None
         named = usage if usage.model or model is None else replace(usage, model=model)
         asked = usage if model is None else replace(usage, model=model)
         # By the dearest, so that no contract makes it cheaper for another.

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from math import ceil
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeGuard
 from weakref import WeakKeyDictionary
 
@@ -46,8 +47,7 @@ def _of(thing: Any, name: str) -> Any:
 
 def _all(thing: Any, name: str) -> Sequence[Any]:
     """A field that is a list; empty where it is none."""
-    found = _of(thing, name)
-    return found if _is_list(found) else ()
+    return found if _is_list(found := _of(thing, name)) else ()
 
 
 # The content of a reply ---------------------------------------------------------------------------
@@ -86,9 +86,7 @@ def _parts(reply: Any) -> Iterator[str | ToolCall]:
         yield reply
         return
     read = {"anthropic": _parts_of_anthropic, "openai-responses": _parts_of_responses, "openai": _parts_of_openai}
-    for part in read[provider_of(reply)](reply):
-        if part is not None and part != "":
-            yield part
+    yield from (part for part in read[provider_of(reply)](reply) if part is not None and part != "")
 
 
 def _parts_of_anthropic(reply: Any) -> Iterator[str | ToolCall | None]:
@@ -128,8 +126,7 @@ def _parts_of_openai(reply: Any) -> Iterator[str | ToolCall | None]:
                 break
         if isinstance(content := _of(message, "content"), str):
             yield content
-        for part in _all(message, "content"):
-            yield _of(part, "text")
+        yield from (_of(part, "text") for part in _all(message, "content"))
         yield _Refusal(_of(message, "refusal") or "")
         for call in _all(message, "tool_calls"):
             if function := _of(call, "function"):
@@ -215,11 +212,13 @@ def usage_of(reply: Any) -> Usage | None:
     # Anthropic counts cache reads and writes separately; the others include them.
     apart = counts.get("cache_read_input_tokens", 0)
     written = apart + counts.get("cache_creation_input_tokens", 0)
+    billed = _of(_of(reply, "_hidden_params"), "response_cost")  # LiteLLM has prices of more models than we have
     return Usage(
         model=model,
         tokens_in=counts.get("prompt_tokens", counts.get("input_tokens", 0)) + written,
         tokens_out=counts.get("completion_tokens", counts.get("output_tokens", 0)),
         tokens_cached=counts.get("cached", 0) + apart,
+        cost_micros=ceil(billed * 1e6) if isinstance(billed, float) else 0,
     )
 
 
@@ -247,6 +246,7 @@ _KINDS: Final = {
     "litellm.chat": ("litellm", "ModelResponse"),
     "litellm.chat.chunk": ("litellm", "ModelResponseStream"),
     "litellm.embeddings": ("litellm", "EmbeddingResponse"),
+    "litellm.response": ("litellm", "ResponsesAPIResponse"),
     "anthropic.message": ("anthropic.types", "Message"),
     "anthropic.message.event": ("anthropic.types", "RawMessageStreamEvent"),
     "anthropic.message.parsed": ("anthropic.types.parsed_message", "ParsedMessage"),
