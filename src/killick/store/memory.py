@@ -16,44 +16,9 @@ from killick import errors
 from killick.clock import Clock, SystemClock
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
+from killick.store import records
 from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us, unshare
 from killick.store.protocol import Transaction, lease_clock_us
-from killick.store.records import (
-    ASKING,
-    ASKS,
-    ENDED,
-    LANES,
-    OWN_AGENTS,
-    READ_LIMIT,
-    Append,
-    Claimed,
-    Condition,
-    Delivered,
-    Delivery,
-    Head,
-    Holder,
-    Message,
-    Opening,
-    OutboxItem,
-    Owner,
-    Problem,
-    References,
-    Row,
-    RunIndex,
-    RunQuery,
-    RunRow,
-    RunStatus,
-    Snapshot,
-    TermBatch,
-    TermPosition,
-    TokenBucket,
-    UnindexedRun,
-    UniqueRight,
-    Urgency,
-    in_turns,
-    refuse_misnumbered,
-    urgency_of,
-)
 
 
 class MemoryStore(Runs):
@@ -85,29 +50,31 @@ class MemoryStore(Runs):
         return twin
 
     # the log ----------------------------------------------------------------------------------
-    def append(self, items: Sequence[Append]) -> list[Head | errors.LogError]:
-        refuse_misnumbered(items)
+    def append(self, items: Sequence[records.Append]) -> list[records.Head | errors.LogError]:
+        records.refuse_misnumbered(items)
         with self._open():
             return [self._append(item) for item in items]
 
-    def head(self, run: str) -> Head | None:
+    def head(self, run: str) -> records.Head | None:
         with self._open():
             return self._runs[run].head
 
-    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+    def heads(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[tuple[int, records.Head]]:
         with self._open():
             return [(run.number, head) for run, head in self._present() if run.number > after][:limit]
 
-    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+    def read(
+        self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
+    ) -> list[records.Row]:
         with self._open():
             rows = [row for row in self._runs[run].rows.values() if row.seq > after]
-        return [row if data else replace(row, data=None) for row in rows[: min(limit, READ_LIMIT)]]
+        return [row if data else replace(row, data=None) for row in rows[: min(limit, records.READ_LIMIT)]]
 
-    def row(self, run: str, seq: int) -> Row | None:
+    def row(self, run: str, seq: int) -> records.Row | None:
         with self._open():
             return self._runs[run].rows.get(seq)
 
-    def opening(self, run: str, *, fold: int) -> Opening | None:
+    def opening(self, run: str, *, fold: int) -> records.Opening | None:
         with self._open():
             stored = self._runs[run]
             if stored.head is None:
@@ -115,7 +82,7 @@ class MemoryStore(Runs):
             cached = [one for (seq, made), one in stored.snapshots.items() if made == fold and seq <= stored.head.seq]
             newest = max(cached, key=lambda one: one.seq, default=None)
             rows = [row for row in stored.rows.values() if newest is None or row.seq > newest.seq]
-            return Opening(head=stored.head, quarantined=stored.quarantined, snapshot=newest, rows=rows)
+            return records.Opening(head=stored.head, quarantined=stored.quarantined, snapshot=newest, rows=rows)
 
     # transactions of others -------------------------------------------------------------------
     def transaction(self) -> AbstractContextManager[Transaction]:
@@ -129,10 +96,10 @@ class MemoryStore(Runs):
         with self._open():
             return {digest: self._pieces[digest] for digest in hashes if digest in self._pieces}
 
-    def references(self, run: str) -> References:
+    def references(self, run: str) -> records.References:
         with self._open():
             references = self._runs[run].references
-            return References(set(references.log), set(references.snapshots))
+            return records.References(set(references.log), set(references.snapshots))
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._open():
@@ -142,7 +109,7 @@ class MemoryStore(Runs):
             stored.references = replace(stored.references, log=set(hashes))
             return True
 
-    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+    def sweep(self, *, limit: int = records.READ_LIMIT) -> int:
         with self._open():
             references = [run.references for run in self._runs.values()]
             alive = {digest for one in references for digest in one.log | one.snapshots}
@@ -153,11 +120,11 @@ class MemoryStore(Runs):
             return len(dead)
 
     # snapshots --------------------------------------------------------------------------------
-    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+    def snapshot(self, run: str, *, fold: int, at: int) -> records.Snapshot | None:
         newest = reversed([one for one in self.snapshots(run) if one.fold == fold and one.seq <= at])
         return next(newest, None)
 
-    def snapshots(self, run: str) -> list[Snapshot]:
+    def snapshots(self, run: str) -> list[records.Snapshot]:
         with self._open():
             return [one for _, one in sorted(self._runs[run].snapshots.items())]
 
@@ -167,16 +134,16 @@ class MemoryStore(Runs):
             self._runs[run].references.snapshots.clear()
 
     # search terms -----------------------------------------------------------------------------
-    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
+    def unindexed(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[records.UnindexedRun]:
         with self._open():
             found = [
-                UnindexedRun(number=run.number, run=head.run, base=head.base, indexed_to=indexed_to(run, head))
+                records.UnindexedRun(number=run.number, run=head.run, base=head.base, indexed_to=indexed_to(run, head))
                 for run, head in self._present()
                 if run.number > after and indexed_to(run, head) < head.seq
             ]
         return found[:limit]
 
-    def index_terms(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[records.TermBatch]) -> None:
         with self._open():
             for item in items:
                 run = self._runs[item.run]
@@ -192,21 +159,21 @@ class MemoryStore(Runs):
         *,
         since_us: int | None = None,
         until_us: int | None = None,
-        before: TermPosition | None = None,
-        limit: int = READ_LIMIT,
-    ) -> list[TermPosition]:
+        before: records.TermPosition | None = None,
+        limit: int = records.READ_LIMIT,
+    ) -> list[records.TermPosition]:
         with self._open():
-            bearing: defaultdict[TermPosition, set[int]] = defaultdict(set)
+            bearing: defaultdict[records.TermPosition, set[int]] = defaultdict(set)
             for run, head in self._present():
                 for term in run.terms:
-                    bearing[TermPosition(term.at_us, run.number, term.seq, head.run)].add(term.term)
+                    bearing[records.TermPosition(term.at_us, run.number, term.seq, head.run)].add(term.term)
         found = [place for place, terms in bearing.items() if all(terms & set(group) for group in all_of)]
         found = [place for place in found if since_us is None or place.at_us >= since_us]
         found = [place for place in found if until_us is None or place.at_us < until_us]
         return sorted((place for place in found if before is None or place < before), reverse=True)[:limit]
 
     # leases -----------------------------------------------------------------------------------
-    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> records.Head:
         with self._open():
             head = self._known(run)
             if head.epoch != handed and lease_end_us(head) > self.now_us():
@@ -222,8 +189,8 @@ class MemoryStore(Runs):
         limit: int,
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
-    ) -> list[Claimed]:
-        left, taken = dict(room or {}), list[Claimed]()
+    ) -> list[records.Claimed]:
+        left, taken = dict(room or {}), list[records.Claimed]()
         with self._open():
             for row in self._due(now_us, agents, self._lane):
                 if len(taken) >= limit:
@@ -232,7 +199,7 @@ class MemoryStore(Runs):
                     left[row.agent] = left.get(row.agent, limit + 1) - 1
                     self._lane, was = row.lane, self._known(row.run)
                     head = self._take(was, holder, seconds)
-                    taken.append(Claimed(head=head, row=row, left=was.holder, left_until_us=was.lease_until_us))
+                    taken.append(records.Claimed(head=head, row=row, left=was.holder, left_until_us=was.lease_until_us))
         return taken
 
     def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
@@ -251,7 +218,7 @@ class MemoryStore(Runs):
             if head is None or head.holder is None or head.epoch != epoch or holder not in (None, head.holder):
                 return
             stored.head = replace(head, lease_until_us=0) if left else self._without_lease(head)
-            if left or (line is not None and line.wake_at_us is not None and line.status not in ENDED):
+            if left or (line is not None and line.wake_at_us is not None and line.status not in records.ENDED):
                 self._to_notify.append(run)
 
     def lives(self, holder: str) -> bool:
@@ -261,16 +228,16 @@ class MemoryStore(Runs):
                 run.head is not None and run.head.holder == holder for run in self._runs.values()
             )
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[records.Holder]:
         held: defaultdict[str, list[int | None]] = defaultdict(list)
         with self._open():
             for _, head in self._present():
                 if head.holder is not None:
                     held[head.holder].append(head.lease_until_us)
             now_us = self.now_us()
-        return [Holder.of(holder, ends, now_us) for holder, ends in sorted(held.items())]
+        return [records.Holder.of(holder, ends, now_us) for holder, ends in sorted(held.items())]
 
-    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
         with self._open():
             now_us = self.now_us()
             taken = {each.id: each.taken(self._full_at_us.get(each.id), now_us) for each in buckets}
@@ -280,41 +247,43 @@ class MemoryStore(Runs):
             return max(wait_us, 0)
 
     # the inbox --------------------------------------------------------------------------------
-    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | errors.LogError]:
+    def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | errors.LogError]:
         with self._open():
             return [self._deliver(delivery) for delivery in deliveries]
 
-    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+    def inbox(
+        self, run: str, *, name: str | None = None, after: int = 0, limit: int = records.READ_LIMIT
+    ) -> list[records.Message]:
         waiting = [one for one in self.messages(run) if one.taken is None and one.number > after]
         return [one for one in waiting if name is None or one.name == name][:limit]
 
-    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+    def message(self, run: str, id: str) -> records.Message | None:  # noqa: A002
         return next((one for one in self.messages(run) if one.id == id), None)
 
-    def messages(self, run: str) -> list[Message]:
+    def messages(self, run: str) -> list[records.Message]:
         with self._open():
             return list(self._runs[run].inbox.values())
 
     # finding ----------------------------------------------------------------------------------
-    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+    def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
         with self._open():
             found = [one for one in self._claims.items() if one[0].space == space and one[0].key.startswith(prefix)]
         return dict(sorted(found, key=lambda one: one[0].key))
 
-    def claimed(self, run: str) -> dict[UniqueRight, int]:
+    def claimed(self, run: str) -> dict[records.UniqueRight, int]:
         with self._open():
             if self._runs[run].head is None:
                 return {}
             return {claim: owner.seq for claim, owner in self._claims.items() if owner.run == run}
 
-    def index(self, run: str) -> RunRow | None:
+    def index(self, run: str) -> records.RunRow | None:
         with self._open():
             return self._runs[run].index
 
     def tags(self, run: str) -> set[str]:
         return set() if (line := self.index(run)) is None else set(line.tags)
 
-    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
         with self._open():
             head = self._runs[run].head
             if head is None or head.seq != at:
@@ -324,30 +293,36 @@ class MemoryStore(Runs):
             self._notify_if_sooner(run, None)
             return True
 
-    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+    def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
         lines = self._matching(query)
         lines = [line for line in lines if before is None or line.number < before]
         return [line for line in lines if not query.status or line.status in query.status][:limit]
 
-    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
-        found = {urgency_of(row, now_us): row for row in self._matching(RunQuery(tag=ASKS)) if row.status in ASKING}
+    def asking(self, now_us: int, *, after: records.Urgency | None = None, limit: int) -> list[records.RunRow]:
+        found = {
+            records.urgency_of(row, now_us): row
+            for row in self._matching(records.RunQuery(tag=records.ASKS))
+            if row.status in records.ASKING
+        }
         return [found[key] for key in sorted(found) if after is None or key > after][:limit]
 
-    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
+    def statuses(self, runs: Collection[str]) -> dict[str, records.RunStatus]:
         with self._open():
             return {
-                run.head.run: RunStatus(run.head, getattr(run.index, "status", None), run.quarantined, len(run.inbox))
+                run.head.run: records.RunStatus(
+                    run.head, getattr(run.index, "status", None), run.quarantined, len(run.inbox)
+                )
                 for run in (self._runs[name] for name in runs)
                 if run.head is not None
             }
 
-    def counts(self, query: RunQuery) -> dict[str, int]:
+    def counts(self, query: records.RunQuery) -> dict[str, int]:
         return dict(Counter(line.status for line in self._matching(query)))
 
     def agents(self) -> list[str]:
-        return sorted({line.agent for line in self._matching(RunQuery())})
+        return sorted({line.agent for line in self._matching(records.RunQuery())})
 
-    def _matching(self, query: RunQuery) -> list[RunRow]:
+    def _matching(self, query: records.RunQuery) -> list[records.RunRow]:
         """Returns the runs that match in all but their status, newest first."""
         with self._open():
             matching = [
@@ -356,7 +331,7 @@ class MemoryStore(Runs):
             matching = [run for run in matching if run.quarantined is not None or not query.quarantined]
             lines = [run.index for run in matching if run.index is not None]
         if query.agent is None and query.tag is None:
-            lines = [line for line in lines if not line.agent.startswith(OWN_AGENTS)]
+            lines = [line for line in lines if not line.agent.startswith(records.OWN_AGENTS)]
         lines = [line for line in lines if query.agent is None or line.agent == query.agent]
         lines = [line for line in lines if query.since_us is None or line.changed_at_us >= query.since_us]
         lines = [line for line in lines if query.until_us is None or line.changed_at_us < query.until_us]
@@ -365,12 +340,12 @@ class MemoryStore(Runs):
             lines = [line for line in lines if part in line.run.encode().lower()]
         return [line for line in lines if query.tag is None or query.tag in line.tags]
 
-    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
         with self._open():
-            return self._due(now_us, agents, LANES - 1)[:limit]
+            return self._due(now_us, agents, records.LANES - 1)[:limit]
 
-    def _due(self, now_us: int, agents: Collection[str] | None, after: int) -> list[RunRow]:
-        found: list[tuple[RunRow, int, None]] = []
+    def _due(self, now_us: int, agents: Collection[str] | None, after: int) -> list[records.RunRow]:
+        found: list[tuple[records.RunRow, int, None]] = []
         for _, head, line in self._active():
             if lease_end_us(head) > self.now_us() or (agents is not None and line.agent not in agents):
                 continue
@@ -378,7 +353,7 @@ class MemoryStore(Runs):
             since = line.changed_at_us if left else line.wake_at_us
             if left or (since is not None and since <= now_us):
                 found.append((line, since or 0, None))
-        return [line for line, *_ in in_turns(found, after)]
+        return [line for line, *_ in records.in_turns(found, after)]
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
         with self._open():
@@ -389,10 +364,10 @@ class MemoryStore(Runs):
             ]
         return min((at for at in free if at is not None), default=None)
 
-    def _active(self) -> Iterator[tuple[StoredRun, Head, RunRow]]:
+    def _active(self) -> Iterator[tuple[StoredRun, records.Head, records.RunRow]]:
         """Returns the runs that may become due, with their index."""
         for run, head in self._present():
-            if run.index is not None and run.quarantined is None and run.index.status not in ENDED:
+            if run.index is not None and run.quarantined is None and run.index.status not in records.ENDED:
                 yield run, head, run.index
 
     def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
@@ -408,11 +383,11 @@ class MemoryStore(Runs):
 
     # the outbox -------------------------------------------------------------------------------
     def outbox(
-        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
-    ) -> list[OutboxItem]:
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = records.READ_LIMIT
+    ) -> list[records.OutboxItem]:
         with self._open():
             items = [one for one in self._outbox if one.position > after]
-        return [one for one in items if kinds is None or one.kind in kinds][: min(limit, READ_LIMIT)]
+        return [one for one in items if kinds is None or one.kind in kinds][: min(limit, records.READ_LIMIT)]
 
     def outbox_end(self) -> int:
         with self._open():
@@ -435,7 +410,7 @@ class MemoryStore(Runs):
         with self._open():
             return self._runs[run].quarantined
 
-    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+    def repair(self, head: records.Head, *, keep: int, rows: Sequence[records.Row]) -> None:
         with self._open():
             run, old = self._runs[head.run], self._runs[head.run].head
             if old is not None and any(seq <= old.seq for seq in (head.seq, *(row.seq for row in rows))):
@@ -446,7 +421,7 @@ class MemoryStore(Runs):
             run.rows |= {row.seq: row for row in rows}
             run.head, run.terms, run.indexed_to = head, set(), None
 
-    def displaced(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[records.Row]:
         with self._open():
             return list(self._runs[run].displaced)
 
@@ -463,13 +438,13 @@ class MemoryStore(Runs):
     def purge(self) -> bool:
         return True
 
-    def inspect(self, *, heal: bool = False) -> list[Problem]:
+    def inspect(self, *, heal: bool = False) -> list[records.Problem]:
         with self._open():
             wrong = [head for run, head in self._present() if run.rows and max(run.rows) != head.seq]
-        return [Problem(where="rows", what="end elsewhere", run=one.run, seq=one.seq) for one in wrong]
+        return [records.Problem(where="rows", what="end elsewhere", run=one.run, seq=one.seq) for one in wrong]
 
-    def conditions(self) -> list[Condition]:
-        return [Condition("place", self.place)]
+    def conditions(self) -> list[records.Condition]:
+        return [records.Condition("place", self.place)]
 
     def close(self) -> None:
         with self._lock:

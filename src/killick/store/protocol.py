@@ -15,34 +15,7 @@ from killick.errors import LogError
 from killick.model.chunks import Blob
 from killick.model.cipher import Cipher
 from killick.model.events import RunStarted
-from killick.store.records import (
-    READ_LIMIT,
-    Append,
-    Claimed,
-    Condition,
-    Delivered,
-    Delivery,
-    Head,
-    Holder,
-    Message,
-    Opening,
-    OutboxItem,
-    Owner,
-    Problem,
-    References,
-    Row,
-    RunIndex,
-    RunQuery,
-    RunRow,
-    RunStatus,
-    Snapshot,
-    TermBatch,
-    TermPosition,
-    TokenBucket,
-    UnindexedRun,
-    UniqueRight,
-    Urgency,
-)
+from killick.store import records
 
 
 class Transaction(Protocol):
@@ -60,9 +33,9 @@ class Transaction(Protocol):
         """Whether the transaction is still open: False if the application's code ended it."""
         ...
 
-    def append(self, items: Sequence[Append]) -> list[Head | LogError]: ...
+    def append(self, items: Sequence[records.Append]) -> list[records.Head | LogError]: ...
 
-    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]: ...
+    def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | LogError]: ...
 
 
 class Store(Protocol):
@@ -95,26 +68,28 @@ class Store(Protocol):
 
     # the log ----------------------------------------------------------------------------------
 
-    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+    def append(self, items: Sequence[records.Append]) -> list[records.Head | LogError]:
         """Commits many appends at once. Each is accepted or refused on its own, in order.
 
         An append that was committed before is acknowledged again.
         """
         ...
 
-    def head(self, run: str) -> Head | None: ...
+    def head(self, run: str) -> records.Head | None: ...
 
-    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+    def heads(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[tuple[int, records.Head]]:
         """Returns heads in creation order, each with its number, which is the cursor."""
         ...
 
-    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+    def read(
+        self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
+    ) -> list[records.Row]:
         """Returns a run's own rows with seq > after. Without data only bodies are read, which a fold needs."""
         ...
 
-    def row(self, run: str, seq: int) -> Row | None: ...
+    def row(self, run: str, seq: int) -> records.Row | None: ...
 
-    def opening(self, run: str, *, fold: int) -> Opening | None:
+    def opening(self, run: str, *, fold: int) -> records.Opening | None:
         """Returns the data for resuming a run in one read; None: unknown run."""
         ...
 
@@ -137,7 +112,7 @@ class Store(Protocol):
         """Returns stored values by hash. Absent: missing. Body None: erased."""
         ...
 
-    def references(self, run: str) -> References: ...
+    def references(self, run: str) -> records.References: ...
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         """Rewrites the references of a run's log and inbox after verification found them wrong.
@@ -146,28 +121,28 @@ class Store(Protocol):
         """
         ...
 
-    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+    def sweep(self, *, limit: int = records.READ_LIMIT) -> int:
         """Deletes at most `limit` unreferenced values, and search terms of removed runs. Returns the number of
         values."""
         ...
 
     # snapshots (derived) ----------------------------------------------------------------------
 
-    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+    def snapshot(self, run: str, *, fold: int, at: int) -> records.Snapshot | None:
         """Returns the newest snapshot of that fold version at or before a seq, without its chunks."""
         ...
 
-    def snapshots(self, run: str) -> list[Snapshot]: ...
+    def snapshots(self, run: str) -> list[records.Snapshot]: ...
 
     def forget_snapshots(self, run: str) -> None: ...
 
     # search terms (derived) -------------------------------------------------------------------
 
-    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
+    def unindexed(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[records.UnindexedRun]:
         """Returns the runs with events that are not indexed yet, in creation order."""
         ...
 
-    def index_terms(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[records.TermBatch]) -> None:
         """Writes the search terms of some runs. Skips a run whose index position is no longer `after`."""
         ...
 
@@ -177,15 +152,15 @@ class Store(Protocol):
         *,
         since_us: int | None = None,
         until_us: int | None = None,
-        before: TermPosition | None = None,
-        limit: int = READ_LIMIT,
-    ) -> list[TermPosition]:
+        before: records.TermPosition | None = None,
+        limit: int = records.READ_LIMIT,
+    ) -> list[records.TermPosition]:
         """Returns events with a term of each group, newest first, below a cursor and within the times."""
         ...
 
     # leases -----------------------------------------------------------------------------------
 
-    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> records.Head:
         """Takes the lease and raises the epoch. Infinite seconds: until released or dead.
 
         Raises RunBusy while a live holder's lease lasts, unless that holder handed the run over: `handed` is its epoch.
@@ -202,7 +177,7 @@ class Store(Protocol):
         limit: int,
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
-    ) -> list[Claimed]:
+    ) -> list[records.Claimed]:
         """Leases up to `limit` due and free runs: the first that `due` would return, if it began with the lane after
         that of the last claimed run.
 
@@ -231,7 +206,7 @@ class Store(Protocol):
 
     # rate limits ------------------------------------------------------------------------------
 
-    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
         """Takes a token of each bucket and returns 0, or takes none and returns the microseconds until all have one.
 
         All processes share the buckets, by the lease clock.
@@ -240,58 +215,60 @@ class Store(Protocol):
 
     # the inbox --------------------------------------------------------------------------------
 
-    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+    def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | LogError]:
         """Puts messages into inboxes and makes their runs due. The first with an id wins; later ones return it."""
         ...
 
-    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+    def inbox(
+        self, run: str, *, name: str | None = None, after: int = 0, limit: int = records.READ_LIMIT
+    ) -> list[records.Message]:
         """Returns unconsumed messages, oldest first."""
         ...
 
-    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+    def message(self, run: str, id: str) -> records.Message | None:  # noqa: A002
         """Returns a message by its id, consumed or not."""
         ...
 
-    def messages(self, run: str) -> list[Message]:
+    def messages(self, run: str) -> list[records.Message]:
         """Returns every message that a run ever received."""
         ...
 
     # finding ----------------------------------------------------------------------------------
 
-    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+    def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
         """Returns the claimed rights of a space whose keys begin with a prefix, in the order of their keys."""
         ...
 
-    def claimed(self, run: str) -> dict[UniqueRight, int]:
+    def claimed(self, run: str) -> dict[records.UniqueRight, int]:
         """Returns the rights that a run holds, and the seqs that claimed them."""
         ...
 
-    def index(self, run: str) -> RunRow | None: ...
+    def index(self, run: str) -> records.RunRow | None: ...
 
     def tags(self, run: str) -> set[str]:
         """Returns a run's index tags."""
         ...
 
-    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
         """Rewrites the index from the log at that seq, and recounts the inbox.
 
         Returns False, and writes nothing, if the head moved.
         """
         ...
 
-    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+    def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
         """Returns matching runs, newest first, below a cursor."""
         ...
 
-    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+    def asking(self, now_us: int, *, after: records.Urgency | None = None, limit: int) -> list[records.RunRow]:
         """Returns the waiting and running runs that may have open questions, by `urgency_of`, after a sort key."""
         ...
 
-    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
+    def statuses(self, runs: Collection[str]) -> dict[str, records.RunStatus]:
         """Returns the status of some runs in one consistent read, without unknown ones."""
         ...
 
-    def counts(self, query: RunQuery) -> dict[str, int]:
+    def counts(self, query: records.RunQuery) -> dict[str, int]:
         """Counts runs by status, of those that match in all else."""
         ...
 
@@ -299,11 +276,11 @@ class Store(Protocol):
         """Returns the agents that have runs, by name, without those of system logs."""
         ...
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[records.Holder]:
         """Returns the lease holders, by name."""
         ...
 
-    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
         """Returns due runs: without a live holder, and past their wake time or abandoned. Ordered by priority, then one
         of each lane in turn; in a lane by how long they have been due, then by number. Never an ended or quarantined
         run.
@@ -329,8 +306,8 @@ class Store(Protocol):
     # the outbox -------------------------------------------------------------------------------
 
     def outbox(
-        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
-    ) -> list[OutboxItem]:
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = records.READ_LIMIT
+    ) -> list[records.OutboxItem]:
         """Returns outbox events after a position. No later event can appear before a returned one."""
         ...
 
@@ -350,11 +327,11 @@ class Store(Protocol):
 
     def quarantined(self, run: str) -> str | None: ...
 
-    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+    def repair(self, head: records.Head, *, keep: int, rows: Sequence[records.Row]) -> None:
         """Displaces a run's rows after `keep`, writes these rows instead and moves the head onto them."""
         ...
 
-    def displaced(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[records.Row]:
         """Returns the rows that repairs displaced from the log."""
         ...
 
@@ -366,14 +343,14 @@ class Store(Protocol):
         """Removes erased bytes from the write-ahead log; False while a reader blocks that."""
         ...
 
-    def inspect(self, *, heal: bool = False) -> list[Problem]:
+    def inspect(self, *, heal: bool = False) -> list[records.Problem]:
         """Re-reads everything and reports damaged or unowned rows.
 
         With `heal`, unowned derived rows are deleted.
         """
         ...
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[records.Condition]:
         """Checks the preconditions of the store's guarantees: versions, settings, location."""
         ...
 
@@ -420,7 +397,7 @@ def opened_piece(store: Store, piece: Blob) -> Blob:
     return piece if found is None else found(piece)
 
 
-def is_held(store: Store, head: Head) -> bool:
+def is_held(store: Store, head: records.Head) -> bool:
     """Returns whether a run has a live lease. It ends with its time or with its holder's life, whichever is first."""
     if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= store.now_us()):
         return False

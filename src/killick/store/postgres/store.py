@@ -19,6 +19,7 @@ from killick.clock import Clock, SystemClock
 from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreBusy, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
+from killick.store import records
 from killick.store.postgres import search_terms
 from killick.store.postgres.append import PostgresTransaction, acknowledged, append, deliver, index_fields
 from killick.store.postgres.inspect import conditions, damaged_pieces, problems
@@ -27,40 +28,6 @@ from killick.store.postgres.rows import claimed_of, counts_query, run_row_of, ru
 from killick.store.postgres.server import PostgresServer, T, namespaces
 from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
-from killick.store.records import (
-    ASKS,
-    KEY_END,
-    NO_DEADLINE,
-    OWN_AGENTS,
-    READ_LIMIT,
-    Append,
-    Claimed,
-    Condition,
-    Delivered,
-    Delivery,
-    Durability,
-    Head,
-    Holder,
-    Message,
-    Opening,
-    OutboxItem,
-    Owner,
-    Problem,
-    References,
-    Row,
-    RunIndex,
-    RunQuery,
-    RunRow,
-    RunStatus,
-    Snapshot,
-    TermBatch,
-    TermPosition,
-    TokenBucket,
-    UnindexedRun,
-    UniqueRight,
-    Urgency,
-    refuse_misnumbered,
-)
 from killick.store.sql.rows import damaged_terms, head_of, message_of, snapshot_of
 
 SESSIONS: Final = 8
@@ -85,7 +52,7 @@ class PostgresStore:
         self,
         url: str,
         *,
-        durability: Durability = "power",
+        durability: records.Durability = "power",
         busy_seconds: float = 60.0,
         create: bool = True,
         clock: Clock | None = None,
@@ -131,14 +98,14 @@ class PostgresStore:
 
     # the log ----------------------------------------------------------------------------------
 
-    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        refuse_misnumbered(items)
+    def append(self, items: Sequence[records.Append]) -> list[records.Head | LogError]:
+        records.refuse_misnumbered(items)
         if not items:
             self._server.refuse_closed()
             return []
         tries = 0
 
-        def write(session: Session) -> list[Head | LogError]:
+        def write(session: Session) -> list[records.Head | LogError]:
             nonlocal tries
             tries += 1
             results = append(session, self._q, items, self._clock_us())
@@ -146,29 +113,31 @@ class PostgresStore:
 
         return self._server.run(write)
 
-    def head(self, run: str) -> Head | None:
+    def head(self, run: str) -> records.Head | None:
         found = [row for row in self._rows(self._q.head, run) if not row[9]]
         return head_of(found[0]) if found else None
 
-    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+    def heads(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[tuple[int, records.Head]]:
         return [(found[0], head_of(found)) for found in self._rows(self._q.heads, after, limit)]
 
-    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+    def read(
+        self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
+    ) -> list[records.Row]:
         statement = self._q.events if data else self._q.bodies
-        return [Row(*row) for row in self._rows(statement, run, after, min(limit, READ_LIMIT))]
+        return [records.Row(*row) for row in self._rows(statement, run, after, min(limit, records.READ_LIMIT))]
 
-    def row(self, run: str, seq: int) -> Row | None:
+    def row(self, run: str, seq: int) -> records.Row | None:
         found = self._rows(self._q.event, run, seq)
-        return Row(*found[0]) if found else None
+        return records.Row(*found[0]) if found else None
 
-    def opening(self, run: str, *, fold: int) -> Opening | None:
+    def opening(self, run: str, *, fold: int) -> records.Opening | None:
         found = self._rows(self._q.opening, run, fold)
         if not found:
             return None
         first = found[0]
-        rows = [Row(row[2], row[15], row[16], row[3]) for row in found[1:]]
+        rows = [records.Row(row[2], row[15], row[16], row[3]) for row in found[1:]]
         shot = None if first[11] is None else snapshot_of(first[11:15])
-        return Opening(head=head_of(first[:10]), quarantined=first[10], snapshot=shot, rows=rows)
+        return records.Opening(head=head_of(first[:10]), quarantined=first[10], snapshot=shot, rows=rows)
 
     # transactions of others -------------------------------------------------------------------
 
@@ -212,9 +181,9 @@ class PostgresStore:
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
         return {row[0]: Blob(*row) for row in self._rows(self._q.pieces, list(hashes))}
 
-    def references(self, run: str) -> References:
+    def references(self, run: str) -> records.References:
         rows = self._rows(self._q.uses, run)
-        return References(*({hash_ for kind, hash_ in rows if kind == use} for use in (0, 1)))
+        return records.References(*({hash_ for kind, hash_ in rows if kind == use} for use in (0, 1)))
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         def write(session: Session) -> bool:
@@ -230,7 +199,7 @@ class PostgresStore:
 
         return self._server.transact(write)
 
-    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+    def sweep(self, *, limit: int = records.READ_LIMIT) -> int:
         def write(session: Session) -> int:
             search_terms.forget(session, self._q, [number for (number,) in session.rows(self._q.stale_index_positions)])
             session.run(self._q.sweep_full, self._clock_us())
@@ -241,11 +210,11 @@ class PostgresStore:
 
     # snapshots --------------------------------------------------------------------------------
 
-    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+    def snapshot(self, run: str, *, fold: int, at: int) -> records.Snapshot | None:
         found = self._rows(self._q.snapshot, run, fold, at)
         return snapshot_of(found[0]) if found else None
 
-    def snapshots(self, run: str) -> list[Snapshot]:
+    def snapshots(self, run: str) -> list[records.Snapshot]:
         return [snapshot_of(row) for row in self._rows(self._q.snapshots, run)]
 
     def forget_snapshots(self, run: str) -> None:
@@ -258,10 +227,10 @@ class PostgresStore:
 
     # search terms -----------------------------------------------------------------------------
 
-    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
+    def unindexed(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[records.UnindexedRun]:
         return self._server.run(lambda session: search_terms.unindexed(session, self._q, after, limit))
 
-    def index_terms(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[records.TermBatch]) -> None:
         self._server.transact(lambda session: search_terms.index_terms(session, self._q, items))
 
     def search(
@@ -270,16 +239,16 @@ class PostgresStore:
         *,
         since_us: int | None = None,
         until_us: int | None = None,
-        before: TermPosition | None = None,
-        limit: int = READ_LIMIT,
-    ) -> list[TermPosition]:
+        before: records.TermPosition | None = None,
+        limit: int = records.READ_LIMIT,
+    ) -> list[records.TermPosition]:
         within = (since_us, until_us, before, limit)
         return self._server.run(lambda session: search_terms.search(session, self._q, all_of, *within))
 
     # leases -----------------------------------------------------------------------------------
 
-    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
-        def write(session: Session) -> Head:
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> records.Head:
+        def write(session: Session) -> records.Head:
             found = session.rows(self._q.lease, run, holder, self._clock_us(), _seconds(seconds), handed)
             if not found:
                 raise RunBusy(run, holder=str(self._known(session, run)[7]))
@@ -296,22 +265,22 @@ class PostgresStore:
         limit: int,
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
-    ) -> list[Claimed]:
+    ) -> list[records.Claimed]:
         names = None if agents is None else list(agents)
         rooms = (list(room), list(room.values())) if room else (None, None)
 
-        def write(session: Session) -> list[Claimed]:
+        def write(session: Session) -> list[records.Claimed]:
             params = (holder, now_us, self._clock_us(), _seconds(seconds), limit, names, *rooms, self._lane)
             return [claimed_of(row) for row in session.rows(self._q.claim, *params)]
 
-        def was_committed(session: Session, claimed: list[Claimed]) -> bool:
+        def was_committed(session: Session, claimed: list[records.Claimed]) -> bool:
             return not claimed or self._is_held(session, claimed[0].head)
 
         claimed = self._server.transact(write, was_committed)
         self._lane = claimed[-1].row.lane if claimed else self._lane
         return claimed
 
-    def _is_held(self, session: Session, head: Head) -> bool:
+    def _is_held(self, session: Session, head: records.Head) -> bool:
         """Returns whether a lease was taken although the session was lost."""
         found = session.rows(self._q.head, head.run)
         return bool(found) and (found[0][4], found[0][7]) == (head.epoch, head.holder)
@@ -339,16 +308,16 @@ class PostgresStore:
         """The time passed to statements; None: the database's."""
         return None if self._clock is None else self._clock.now_us()
 
-    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
         columns = zip(*map(msgspec.structs.astuple, dict.fromkeys(buckets)), strict=True)
         return int(self._rows(self._q.take_tokens, *map(list, columns), self._clock_us())[0][0]) if buckets else 0
 
     # the inbox --------------------------------------------------------------------------------
 
-    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+    def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | LogError]:
         tries = 0
 
-        def write(session: Session) -> list[Delivered | LogError]:
+        def write(session: Session) -> list[records.Delivered | LogError]:
             nonlocal tries
             tries += 1
             return deliver(session, self._q, deliveries, again=tries > 1)
@@ -358,33 +327,35 @@ class PostgresStore:
             return []
         return self._server.run(write)
 
-    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+    def inbox(
+        self, run: str, *, name: str | None = None, after: int = 0, limit: int = records.READ_LIMIT
+    ) -> list[records.Message]:
         return [message_of(run, row) for row in self._rows(self._q.inbox, run, after, name, limit)]
 
-    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+    def message(self, run: str, id: str) -> records.Message | None:  # noqa: A002
         found = self._rows(self._q.message, run, id)
         return message_of(run, found[0]) if found else None
 
-    def messages(self, run: str) -> list[Message]:
+    def messages(self, run: str) -> list[records.Message]:
         return [message_of(run, row) for row in self._rows(self._q.messages, run)]
 
     # finding ----------------------------------------------------------------------------------
 
-    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
-        rows = self._rows(self._q.owned, space, prefix, prefix + KEY_END)
-        return {UniqueRight(space, key): Owner(run, seq) for key, run, seq in rows}
+    def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
+        rows = self._rows(self._q.owned, space, prefix, prefix + records.KEY_END)
+        return {records.UniqueRight(space, key): records.Owner(run, seq) for key, run, seq in rows}
 
-    def claimed(self, run: str) -> dict[UniqueRight, int]:
-        return {UniqueRight(space, key): seq for space, key, seq in self._rows(self._q.claims_of, run)}
+    def claimed(self, run: str) -> dict[records.UniqueRight, int]:
+        return {records.UniqueRight(space, key): seq for space, key, seq in self._rows(self._q.claims_of, run)}
 
-    def index(self, run: str) -> RunRow | None:
+    def index(self, run: str) -> records.RunRow | None:
         found = self._rows(self._q.run_row, run)
         return run_row_of(found[0]) if found else None
 
     def tags(self, run: str) -> set[str]:
         return {tag for (tag,) in self._rows(self._q.tags_of, run)}
 
-    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
         def write(session: Session) -> bool:
             found = session.rows(self._q.head_for_update, run)
             if not found or found[0][9] or found[0][2] != at:
@@ -398,30 +369,35 @@ class PostgresStore:
 
         return self._server.transact(write)
 
-    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+    def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
         name, sql, values = runs_query(query)
         statement = self._q.of(name, lambda: sql)
         return [run_row_of(row) for row in self._rows(statement, _LAST if before is None else before, limit, *values)]
 
-    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
-        rows = self._rows(self._q.asking, ASKS, now_us, NO_DEADLINE, *(after or (-1, 0, 0, 0)), limit)
+    def asking(self, now_us: int, *, after: records.Urgency | None = None, limit: int) -> list[records.RunRow]:
+        rows = self._rows(self._q.asking, records.ASKS, now_us, records.NO_DEADLINE, *(after or (-1, 0, 0, 0)), limit)
         return [run_row_of(row) for row in rows]
 
-    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
-        return {row[1]: RunStatus(head_of(row[:10]), *row[10:]) for row in self._rows(self._q.run_statuses, list(runs))}
+    def statuses(self, runs: Collection[str]) -> dict[str, records.RunStatus]:
+        return {
+            row[1]: records.RunStatus(head_of(row[:10]), *row[10:])
+            for row in self._rows(self._q.run_statuses, list(runs))
+        }
 
-    def counts(self, query: RunQuery) -> dict[str, int]:
+    def counts(self, query: records.RunQuery) -> dict[str, int]:
         name, sql, values = counts_query(query)
         return dict(self._rows(self._q.of(name, lambda: sql), *values))
 
     def agents(self) -> list[str]:
-        return [agent for (agent,) in self._rows(self._q.agents) if not agent.startswith(OWN_AGENTS)]
+        return [agent for (agent,) in self._rows(self._q.agents) if not agent.startswith(records.OWN_AGENTS)]
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[records.Holder]:
         rows = self._rows(self._q.holders, self._clock_us())
-        return [Holder(holder=holder, runs=runs, until_us=until, lives=lives) for holder, runs, until, lives in rows]
+        return [
+            records.Holder(holder=holder, runs=runs, until_us=until, lives=lives) for holder, runs, until, lives in rows
+        ]
 
-    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
         names = None if agents is None else list(agents)
         return [run_row_of(row) for row in self._rows(self._q.due, now_us, self._clock_us(), names, limit)]
 
@@ -435,12 +411,12 @@ class PostgresStore:
     # the outbox -------------------------------------------------------------------------------
 
     def outbox(
-        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
-    ) -> list[OutboxItem]:
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = records.READ_LIMIT
+    ) -> list[records.OutboxItem]:
         self._rows(self._q.place_outbox)
         kinds = None if kinds is None else list(kinds)
-        rows = self._rows(self._q.outbox, after, kinds, min(limit, READ_LIMIT))
-        return [OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
+        rows = self._rows(self._q.outbox, after, kinds, min(limit, records.READ_LIMIT))
+        return [records.OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
 
     def outbox_end(self) -> int:
         return int(self._rows(self._q.place_outbox)[0][0])
@@ -458,7 +434,7 @@ class PostgresStore:
         found = self._rows(self._q.quarantined, run)
         return found[0][0] if found else None
 
-    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+    def repair(self, head: records.Head, *, keep: int, rows: Sequence[records.Row]) -> None:
         def write(session: Session) -> None:
             found = session.rows(self._q.head_for_update, head.run)
             if found and min([head.seq, *(row.seq for row in rows)]) <= found[0][2]:
@@ -478,8 +454,8 @@ class PostgresStore:
 
         self._server.transact(write, was_committed)
 
-    def displaced(self, run: str) -> list[Row]:
-        return [Row(*row) for row in self._rows(self._q.displaced, run)]
+    def displaced(self, run: str) -> list[records.Row]:
+        return [records.Row(*row) for row in self._rows(self._q.displaced, run)]
 
     def remove(self, run: str) -> None:
         def write(session: Session) -> None:
@@ -505,12 +481,14 @@ class PostgresStore:
     def purge(self) -> bool:
         return True
 
-    def inspect(self, *, heal: bool = False) -> list[Problem]:
+    def inspect(self, *, heal: bool = False) -> list[records.Problem]:
         found = self._unhurried(lambda session: list(problems(session, self._q, heal=heal)))
         damaged = self._unhurried(lambda session: damaged_pieces(session, self._q))
         for hashes, healed in zip(damaged, (False, heal), strict=True):
             what = "value {} does not match its hash"
-            found += [Problem(where="pieces", what=what.format(hash_.hex()[:12]), healed=healed) for hash_ in hashes]
+            found += [
+                records.Problem(where="pieces", what=what.format(hash_.hex()[:12]), healed=healed) for hash_ in hashes
+            ]
         if any(problem.healed for problem in found):
             self._unhurried(lambda session: self._heal(session, damaged[1]))
         return found
@@ -525,7 +503,7 @@ class PostgresStore:
         for clear in (q.clear_uses, q.clear_tags, q.clear_snapshots, q.clear_outbox):
             session.run(clear)
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[records.Condition]:
         return self._server.run(lambda session: list(conditions(session, self._server, SystemClock())))
 
     # inside -----------------------------------------------------------------------------------

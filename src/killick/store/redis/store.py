@@ -24,40 +24,8 @@ from killick.errors import (
 )
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
+from killick.store import records
 from killick.store.protocol import Transaction
-from killick.store.records import (
-    ASKING,
-    ASKS,
-    READ_LIMIT,
-    Append,
-    Claimed,
-    Condition,
-    Delivered,
-    Delivery,
-    Durability,
-    Head,
-    Holder,
-    Message,
-    Opening,
-    OutboxItem,
-    Owner,
-    Problem,
-    References,
-    Row,
-    RunIndex,
-    RunQuery,
-    RunRow,
-    RunStatus,
-    Snapshot,
-    TermBatch,
-    TermPosition,
-    TokenBucket,
-    UnindexedRun,
-    UniqueRight,
-    Urgency,
-    refuse_misnumbered,
-    urgency_of,
-)
 from killick.store.redis.inspect import conditions, inspect, should_wait
 from killick.store.redis.notify import RedisListener
 from killick.store.redis.rows import (
@@ -106,7 +74,7 @@ class RedisStore:
         self,
         url: str,
         *,
-        durability: Durability = "power",
+        durability: records.Durability = "power",
         busy_seconds: float = 60.0,
         create: bool = True,
         clock: Clock | None = None,
@@ -156,22 +124,24 @@ class RedisStore:
 
     # the log ----------------------------------------------------------------------------------
 
-    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        refuse_misnumbered(items)
+    def append(self, items: Sequence[records.Append]) -> list[records.Head | LogError]:
+        records.refuse_misnumbered(items)
         if not items:
             self._server.refuse_closed()
             return []
         binary = BinaryArgs()
         args = append_args(items, binary)
 
-        def write(tries: int) -> list[Head | LogError]:
+        def write(tries: int) -> list[records.Head | LogError]:
             found = self._server.once("append", args, binary.blobs, clock_us=self._clock_us())
             results = [head_of(rest[0]) if done else refusal_of(*rest) for done, *rest in found]
             return self._acknowledged(items, results) if tries else results
 
         return self._server.run(write)
 
-    def _acknowledged(self, items: Sequence[Append], results: list[Head | LogError]) -> list[Head | LogError]:
+    def _acknowledged(
+        self, items: Sequence[records.Append], results: list[records.Head | LogError]
+    ) -> list[records.Head | LogError]:
         """In a resent batch, accepts the appends that are in the log, also under later ones of the same batch."""
         for at, (item, result) in enumerate(zip(items, results, strict=True)):
             if isinstance(result, HeadMoved) and item.create is None and item.rows:
@@ -181,28 +151,30 @@ class RedisStore:
                     results[at] = head_of(there)
         return results
 
-    def head(self, run: str) -> Head | None:
+    def head(self, run: str) -> records.Head | None:
         found = self._ask("head", {"run": run})
         return None if found is None else head_of(found)
 
-    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+    def heads(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[tuple[int, records.Head]]:
         found = self._ask("heads", {"after": str(after), "limit": limit})
         return [(int(each[0]), head_of(each)) for each in found]
 
-    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
-        args = {"run": run, "after": after, "limit": min(limit, READ_LIMIT), "data": data}
+    def read(
+        self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
+    ) -> list[records.Row]:
+        args = {"run": run, "after": after, "limit": min(limit, records.READ_LIMIT), "data": data}
         return [row_of(each) for each in self._ask("read", args)]
 
-    def row(self, run: str, seq: int) -> Row | None:
+    def row(self, run: str, seq: int) -> records.Row | None:
         found = self._ask("row", {"run": run, "seq": seq})
         return None if found is None else row_of(found)
 
-    def opening(self, run: str, *, fold: int) -> Opening | None:
+    def opening(self, run: str, *, fold: int) -> records.Opening | None:
         found = self._ask("opening", {"run": run, "fold": fold})
         if found is None:
             return None
         head, reason, shot, rows = found
-        return Opening(
+        return records.Opening(
             head=head_of(head),
             quarantined=text_of(reason),
             snapshot=None if shot is None else snapshot_of(*shot),
@@ -230,8 +202,10 @@ class RedisStore:
         found = self._command("HMGET", self._key("pieces"), *names)
         return {hash_: blob_of(hash_, text) for hash_, text in zip(names, found, strict=True) if text is not None}
 
-    def references(self, run: str) -> References:
-        return References(*(set(self._command("SMEMBERS", self._key(kind, run))) for kind in ("uses", "shot_uses")))
+    def references(self, run: str) -> records.References:
+        return records.References(
+            *(set(self._command("SMEMBERS", self._key(kind, run))) for kind in ("uses", "shot_uses"))
+        )
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         binary = BinaryArgs()
@@ -239,16 +213,16 @@ class RedisStore:
         args = {"run": run, "at": at, "delivered": delivered, "hashes": places}
         return bool(self._ask("set_references", args, binary.blobs))
 
-    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+    def sweep(self, *, limit: int = records.READ_LIMIT) -> int:
         return int(self._ask("sweep", {"limit": limit}))
 
     # snapshots --------------------------------------------------------------------------------
 
-    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+    def snapshot(self, run: str, *, fold: int, at: int) -> records.Snapshot | None:
         fitting = [one for one in self.snapshots(run) if one.fold == fold and one.seq <= at]
         return max(fitting, key=lambda one: one.seq, default=None)
 
-    def snapshots(self, run: str) -> list[Snapshot]:
+    def snapshots(self, run: str) -> list[records.Snapshot]:
         found = self._command("HGETALL", self._key("shots", run))
         return sorted((snapshot_of(*each) for each in found.items()), key=lambda one: (one.seq, one.fold))
 
@@ -258,14 +232,14 @@ class RedisStore:
 
     # search terms -----------------------------------------------------------------------------
 
-    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
+    def unindexed(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[records.UnindexedRun]:
         found = self._ask("unindexed", {"after": str(after), "limit": limit})
         return [
-            UnindexedRun(number=int(number), run=run.decode(), base=int(base), indexed_to=int(marked))
+            records.UnindexedRun(number=int(number), run=run.decode(), base=int(base), indexed_to=int(marked))
             for number, run, base, marked in found
         ]
 
-    def index_terms(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[records.TermBatch]) -> None:
         args = [
             {
                 "run": item.run,
@@ -285,26 +259,28 @@ class RedisStore:
         *,
         since_us: int | None = None,
         until_us: int | None = None,
-        before: TermPosition | None = None,
-        limit: int = READ_LIMIT,
-    ) -> list[TermPosition]:
+        before: records.TermPosition | None = None,
+        limit: int = records.READ_LIMIT,
+    ) -> list[records.TermPosition]:
         at_us, name = ("+inf", "~") if until_us is None else (str(until_us), "")
         if before is not None and (until_us is None or before.at_us < until_us):
             at_us, name = str(before.at_us), f"{before.number:016}{before.seq:012}"
         groups = [[str(term) for term in group] for group in all_of]
         since = None if since_us is None else str(since_us)
-        places: list[TermPosition] = []
+        places: list[records.TermPosition] = []
         while True:
             args = {"all_of": groups, "at_us": at_us, "name": name, "since_us": since, "limit": limit - len(places)}
             found, on = self._ask("search", args)
-            places += [TermPosition(int(at), int(number), int(seq), run.decode()) for at, number, seq, run in found]
+            places += [
+                records.TermPosition(int(at), int(number), int(seq), run.decode()) for at, number, seq, run in found
+            ]
             if on is None:
                 return places
             at_us, name = on[0].decode(), on[1].decode() + ("" if int(on[2]) else "~")
 
     # leases -----------------------------------------------------------------------------------
 
-    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> records.Head:
         nonce = self._ids.new("asking")
         args = {"run": run, "holder": holder, "lease_us": lease_us(seconds), "nonce": nonce, "handed": handed}
         what, *rest = self._ask("lease", args)
@@ -323,7 +299,7 @@ class RedisStore:
         limit: int,
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
-    ) -> list[Claimed]:
+    ) -> list[records.Claimed]:
         args = {
             "holder": holder,
             "now_us": str(now_us),
@@ -338,12 +314,12 @@ class RedisStore:
         def take(tries: int) -> Any:
             return self._server.once("claim", {**args, "again": tries > 0}, clock_us=self._clock_us())
 
-        taken = list[Claimed]()
+        taken = list[records.Claimed]()
         for head, row, left, left_until in self._server.run(take):
             line = run_row_of((head[1], row))
             if line is not None:
                 until = None if left_until is None else int(left_until)
-                taken.append(Claimed(head=head_of(head), row=line, left=text_of(left), left_until_us=until))
+                taken.append(records.Claimed(head=head_of(head), row=line, left=text_of(left), left_until_us=until))
                 self._lane = line.lane
         return taken
 
@@ -357,20 +333,20 @@ class RedisStore:
     def lives(self, holder: str) -> bool:
         return True
 
-    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
         args = {each.id.hex(): (each.token_us, each.capacity_us) for each in buckets}
         return int(self._ask("take_tokens", {"buckets": args})) if args else 0
 
     # the inbox --------------------------------------------------------------------------------
 
-    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+    def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | LogError]:
         if not deliveries:
             self._server.refuse_closed()
             return []
         binary = BinaryArgs()
         args = [delivery_args(sent, binary) for sent in deliveries]
 
-        def write(tries: int) -> list[Delivered | LogError]:
+        def write(tries: int) -> list[records.Delivered | LogError]:
             found = self._server.once("deliver", args, binary.blobs)
             return [
                 _delivered(sent, each, again=tries > 0) if each else RunUnknown(sent.run)
@@ -379,39 +355,41 @@ class RedisStore:
 
         return self._server.run(write)
 
-    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+    def inbox(
+        self, run: str, *, name: str | None = None, after: int = 0, limit: int = records.READ_LIMIT
+    ) -> list[records.Message]:
         args = {"run": run, "name": name, "after": str(after), "limit": limit}
         return [message_of(run, *each) for each in self._ask("inbox", args)]
 
-    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+    def message(self, run: str, id: str) -> records.Message | None:  # noqa: A002
         found = self._ask("message", {"run": run, "id": id})
         return None if found is None else message_of(run, *found)
 
-    def messages(self, run: str) -> list[Message]:
+    def messages(self, run: str) -> list[records.Message]:
         return [message_of(run, *each) for each in self._ask("inbox", {"run": run, "all": True})]
 
     # finding ----------------------------------------------------------------------------------
 
-    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+    def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
         found = self._ask("owned", {"space": space, "prefix": 1}, [prefix])
-        return {UniqueRight(space, key): Owner(run.decode(), int(seq)) for key, run, seq in found}
+        return {records.UniqueRight(space, key): records.Owner(run.decode(), int(seq)) for key, run, seq in found}
 
-    def claimed(self, run: str) -> dict[UniqueRight, int]:
+    def claimed(self, run: str) -> dict[records.UniqueRight, int]:
         found = self._ask("claimed", {"run": run})
-        return {UniqueRight(space.decode(), key): int(seq) for space, key, seq in found}
+        return {records.UniqueRight(space.decode(), key): int(seq) for space, key, seq in found}
 
-    def index(self, run: str) -> RunRow | None:
+    def index(self, run: str) -> records.RunRow | None:
         found = self._ask("index", {"run": run})
         return None if found is None else run_row_of(found)
 
     def tags(self, run: str) -> set[str]:
         return {tag.decode() for tag in self._command("SMEMBERS", self._key("tags", run))}
 
-    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
         return bool(self._ask("reindex", {"run": run, "at": at, "index": index_args(index)}))
 
-    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
-        below, rows = str(_BEYOND if before is None else before), list[RunRow]()
+    def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
+        below, rows = str(_BEYOND if before is None else before), list[records.RunRow]()
         while True:
             args = {**_query_args(query), "below": below, "limit": limit - len(rows)}
             found, on = self._ask("listed", args)
@@ -420,17 +398,19 @@ class RedisStore:
                 return rows
             below = on.decode()
 
-    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
-        rows = self.runs(RunQuery(tag=ASKS, status=ASKING), limit=_BEYOND)
-        found = {urgency_of(row, now_us): row for row in rows}
+    def asking(self, now_us: int, *, after: records.Urgency | None = None, limit: int) -> list[records.RunRow]:
+        rows = self.runs(records.RunQuery(tag=records.ASKS, status=records.ASKING), limit=_BEYOND)
+        found = {records.urgency_of(row, now_us): row for row in rows}
         return [found[key] for key in sorted(found) if after is None or key > after][:limit]
 
-    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
+    def statuses(self, runs: Collection[str]) -> dict[str, records.RunStatus]:
         found = self._ask("run_statuses", {"runs": list(runs)})
-        made = (RunStatus(head_of(head), text_of(status), text_of(why), mail) for head, status, why, mail in found)
+        made = (
+            records.RunStatus(head_of(head), text_of(status), text_of(why), mail) for head, status, why, mail in found
+        )
         return {each.head.run: each for each in made}
 
-    def counts(self, query: RunQuery) -> dict[str, int]:
+    def counts(self, query: records.RunQuery) -> dict[str, int]:
         below, counts = str(_BEYOND), Counter[str]()
         while True:
             found, on = self._ask("counted", {**_query_args(query), "below": below})
@@ -442,14 +422,14 @@ class RedisStore:
     def agents(self) -> list[str]:
         return sorted({agent.decode() for agent in self._ask("agents", {})})
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[records.Holder]:
         now, found = self._ask("holders", {})
         held: defaultdict[str, list[int | None]] = defaultdict(list)
         for holder, until in found:
             held[holder.decode()].append(None if until is None else int(until))
-        return [Holder.of(holder, ends, int(now)) for holder, ends in sorted(held.items())]
+        return [records.Holder.of(holder, ends, int(now)) for holder, ends in sorted(held.items())]
 
-    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
         args = {"now_us": str(now_us), "limit": limit, "agents": None if agents is None else list(agents)}
         return [row for each in self._ask("due", args) if (row := run_row_of(each)) is not None]
 
@@ -463,14 +443,14 @@ class RedisStore:
     # the outbox -------------------------------------------------------------------------------
 
     def outbox(
-        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
-    ) -> list[OutboxItem]:
-        limit, items, position = min(limit, READ_LIMIT), list[OutboxItem](), str(after)
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = records.READ_LIMIT
+    ) -> list[records.OutboxItem]:
+        limit, items, position = min(limit, records.READ_LIMIT), list[records.OutboxItem](), str(after)
         while True:
             args = {"after": position, "kinds": None if kinds is None else list(kinds), "limit": limit}
             found, on = self._ask("outbox", args)
             items += [
-                OutboxItem(position=int(at), run=run.decode(), seq=int(seq), kind=kind.decode())
+                records.OutboxItem(position=int(at), run=run.decode(), seq=int(seq), kind=kind.decode())
                 for at, run, seq, kind in found
             ]
             if on is None or len(items) >= limit:
@@ -492,7 +472,7 @@ class RedisStore:
     def quarantined(self, run: str) -> str | None:
         return text_of(self._command("HGET", self._key("run", run), "quarantined"))
 
-    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+    def repair(self, head: records.Head, *, keep: int, rows: Sequence[records.Row]) -> None:
         binary = BinaryArgs()
         until = None if head.lease_until_us is None else str(head.lease_until_us)
         args = {
@@ -517,7 +497,7 @@ class RedisStore:
 
         self._server.run(write)
 
-    def displaced(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[records.Row]:
         found = self._command("LRANGE", self._key("aside", run), 0, -1)
         return [row_of(unpacked(text[8:])) for text in found]
 
@@ -534,10 +514,10 @@ class RedisStore:
     def purge(self) -> bool:
         return True
 
-    def inspect(self, *, heal: bool = False) -> list[Problem]:
+    def inspect(self, *, heal: bool = False) -> list[records.Problem]:
         return inspect(self._server, heal=heal)
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[records.Condition]:
         return list(conditions(self._server, SystemClock()))
 
     # inside -----------------------------------------------------------------------------------
@@ -556,15 +536,15 @@ class RedisStore:
         return None if self._clock is None else self._clock.now_us()
 
 
-def _delivered(sent: Delivery, found: Sequence[Any], *, again: bool) -> Delivered:
+def _delivered(sent: records.Delivery, found: Sequence[Any], *, again: bool) -> records.Delivered:
     """Decodes a delivery's result. A resent delivery owns the stored message if their contents are equal."""
     fresh, number, text = found
     message = message_of(sent.run, number, text)
     same = (message.name, message.body, message.by, message.at_us) == (sent.name, sent.body, sent.by, sent.at_us)
-    return Delivered(message, fresh=bool(fresh) or (again and same))
+    return records.Delivered(message, fresh=bool(fresh) or (again and same))
 
 
-def _query_args(query: RunQuery) -> dict[str, Any]:
+def _query_args(query: records.RunQuery) -> dict[str, Any]:
     part = None if query.contains is None else query.contains.encode().lower().decode()  # of bytes only ASCII has cases
     named = {name: getattr(query, name) for name in query.__struct_fields__}
     times = {name: str(named[name]) for name in ("since_us", "until_us") if named[name] is not None}

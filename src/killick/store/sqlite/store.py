@@ -17,42 +17,10 @@ from killick.clock import Clock, SystemClock
 from killick.errors import LogError, RunBusy, StoreBroken, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
+from killick.store import records
 from killick.store.liveness import Holders
 from killick.store.notify import Notifier
 from killick.store.protocol import lease_clock_us
-from killick.store.records import (
-    ENDED,
-    KEY_END,
-    LANES,
-    READ_LIMIT,
-    Append,
-    Claimed,
-    Condition,
-    Delivered,
-    Delivery,
-    Durability,
-    Head,
-    Holder,
-    Message,
-    Opening,
-    OutboxItem,
-    Owner,
-    Problem,
-    References,
-    Row,
-    RunIndex,
-    RunQuery,
-    RunRow,
-    RunStatus,
-    Snapshot,
-    TermBatch,
-    TermPosition,
-    TokenBucket,
-    UnindexedRun,
-    UniqueRight,
-    Urgency,
-    row_check,
-)
 from killick.store.sql.rows import head_of, message_of, snapshot_of
 from killick.store.sqlite import listing, search_terms
 from killick.store.sqlite.conditions import conditions
@@ -93,7 +61,7 @@ class SqliteStore:
         self,
         path: str | Path,
         *,
-        durability: Durability = "power",
+        durability: records.Durability = "power",
         busy_seconds: float = 60.0,
         create: bool = True,
         accept_loss: bool = False,
@@ -106,7 +74,7 @@ class SqliteStore:
 
         def setup(writer: sqlite3.Cursor) -> None:
             for key, value in (("id", ids.new("store").encode()), ("secret_key", ids.key())):
-                writer.execute(Q.put_meta, (key, value, row_check(key, value)))
+                writer.execute(Q.put_meta, (key, value, records.row_check(key, value)))
 
         self._file = SqliteFile(
             Path(path), durability=durability, busy_seconds=busy_seconds, create=create, setup=setup,
@@ -114,7 +82,11 @@ class SqliteStore:
         )  # fmt: skip
         try:
             with self._file.reading() as db:
-                meta = {key: value for key, value, checksum in db.execute(Q.meta) if row_check(key, value) == checksum}
+                meta = {
+                    key: value
+                    for key, value, checksum in db.execute(Q.meta)
+                    if records.row_check(key, value) == checksum
+                }
             if meta.keys() != {"id", "secret_key"}:
                 raise StoreBroken(self.place, "its own id or key is damaged")
         except BaseException:
@@ -145,7 +117,7 @@ class SqliteStore:
 
     # the log ----------------------------------------------------------------------------------
 
-    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+    def append(self, items: Sequence[records.Append]) -> list[records.Head | LogError]:
         if (moves := bare(self._writes.seen, items)) is not None:
             try:
                 self._file.write(moves, Q.append_events, Q.put_event)
@@ -160,44 +132,48 @@ class SqliteStore:
         self._notifier.notify(to_notify)
         return heads
 
-    def head(self, run: str) -> Head | None:
+    def head(self, run: str) -> records.Head | None:
         with self._file.reading() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
         return None if found is None or found[9] else head_of(found)
 
-    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+    def heads(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[tuple[int, records.Head]]:
         with self._file.reading() as db:
             return [(found[0], head_of(found)) for found in db.execute(Q.heads, (after, limit))]
 
-    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+    def read(
+        self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
+    ) -> list[records.Row]:
         with self._file.reading() as db:
             number = number_of(db, run)
             if number is None:
                 return []
             first = number << SEQ_BITS
-            span = (first + after, first + SEQ_MAX, min(limit, READ_LIMIT))
+            span = (first + after, first + SEQ_MAX, min(limit, records.READ_LIMIT))
             rows = db.execute(Q.events if data else Q.bodies, span)
-            return [Row(*row) for row in rows.fetchall()]
+            return [records.Row(*row) for row in rows.fetchall()]
 
-    def row(self, run: str, seq: int) -> Row | None:
+    def row(self, run: str, seq: int) -> records.Row | None:
         with self._file.reading() as db:
             found = db.execute(Q.row, (run, seq)).fetchone()
-        return None if found is None else Row(*found)
+        return None if found is None else records.Row(*found)
 
-    def opening(self, run: str, *, fold: int) -> Opening | None:
+    def opening(self, run: str, *, fold: int) -> records.Opening | None:
         with self._file.reading() as db:
             # Both statements read the same database snapshot.
             db.execute("BEGIN")
             found = db.execute(Q.opening, (fold, run)).fetchone()
-            rows = list[Row]()
+            rows = list[records.Row]()
             if found is not None and not found[9]:
                 first = found[0] << SEQ_BITS
-                rows = [Row(*row) for row in db.execute(Q.events, (first + (found[11] or 0), first + SEQ_MAX, -1))]
+                rows = [
+                    records.Row(*row) for row in db.execute(Q.events, (first + (found[11] or 0), first + SEQ_MAX, -1))
+                ]
             db.execute("COMMIT")
         if found is None or found[9]:
             return None
         snapshot = None if found[11] is None else snapshot_of(found[11:])
-        return Opening(head=head_of(found[:10]), quarantined=found[10], snapshot=snapshot, rows=rows)
+        return records.Opening(head=head_of(found[:10]), quarantined=found[10], snapshot=snapshot, rows=rows)
 
     # transactions of others -------------------------------------------------------------------
 
@@ -214,11 +190,11 @@ class SqliteStore:
             found = (db.execute(Q.piece, (hash_,)).fetchone() for hash_ in hashes)
             return {row[0]: Blob(*row) for row in found if row is not None}
 
-    def references(self, run: str) -> References:
+    def references(self, run: str) -> records.References:
         with self._file.reading() as db:
             number = number_of(db, run)
             rows = [] if number is None else db.execute(Q.uses, (number,)).fetchall()
-        return References(*({hash_ for kind, hash_ in rows if kind == use} for use in (LOG, SNAPSHOT)))
+        return records.References(*({hash_ for kind, hash_ in rows if kind == use} for use in (LOG, SNAPSHOT)))
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._file.writing() as db:
@@ -231,7 +207,7 @@ class SqliteStore:
             db.executemany(Q.use_piece, [(found[0], LOG, hash_) for hash_ in hashes])
             return True
 
-    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+    def sweep(self, *, limit: int = records.READ_LIMIT) -> int:
         with self._file.writing() as db:
             search_terms.sweep(db)
             db.execute(Q.sweep_full, (self.now_us(),))
@@ -239,13 +215,13 @@ class SqliteStore:
 
     # snapshots --------------------------------------------------------------------------------
 
-    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+    def snapshot(self, run: str, *, fold: int, at: int) -> records.Snapshot | None:
         with self._file.reading() as db:
             number = number_of(db, run)
             found = None if number is None else db.execute(Q.snapshot, (number, fold, at)).fetchone()
         return None if found is None else snapshot_of(found)
 
-    def snapshots(self, run: str) -> list[Snapshot]:
+    def snapshots(self, run: str) -> list[records.Snapshot]:
         with self._file.reading() as db:
             number = number_of(db, run)
             return [] if number is None else [snapshot_of(row) for row in db.execute(Q.snapshots, (number,))]
@@ -258,11 +234,11 @@ class SqliteStore:
 
     # search terms -----------------------------------------------------------------------------
 
-    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
+    def unindexed(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[records.UnindexedRun]:
         with self._file.reading() as db:
             return search_terms.unindexed(db, after, limit)
 
-    def index_terms(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[records.TermBatch]) -> None:
         with self._file.writing() as db:
             search_terms.index_terms(db, items)
 
@@ -272,16 +248,16 @@ class SqliteStore:
         *,
         since_us: int | None = None,
         until_us: int | None = None,
-        before: TermPosition | None = None,
-        limit: int = READ_LIMIT,
-    ) -> list[TermPosition]:
+        before: records.TermPosition | None = None,
+        limit: int = records.READ_LIMIT,
+    ) -> list[records.TermPosition]:
         start = search_terms.start_of(until_us, before)
         with self._file.reading() as db:
             return list(islice(search_terms.search(db, all_of, 0 if since_us is None else since_us, start), limit))
 
     # leases -----------------------------------------------------------------------------------
 
-    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> records.Head:
         with self._file.leasing() as db:
             found = require_head(db, run)
             self._holders.lock(holder)
@@ -298,12 +274,12 @@ class SqliteStore:
         limit: int,
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
-    ) -> list[Claimed]:
+    ) -> list[records.Claimed]:
         query, room = self._due_query(now_us, agents, room or {}, self._lane), dict(room or {})
         with self._file.reading() as db:
             if not due(db, query, min(limit, 1)):
                 return []
-        taken = list[Claimed]()
+        taken = list[records.Claimed]()
         with self._file.leasing() as db:
             self._holders.lock(holder)
             while some := due(db, query, limit - len(taken)):
@@ -311,7 +287,7 @@ class SqliteStore:
                     agent, left = row.agent, found[7:9]
                     if room.get(agent, 1) > 0:
                         head = head_of(self._take(db, found, holder, seconds))
-                        taken.append(Claimed(head=head, row=row, left=left[0], left_until_us=left[1]))
+                        taken.append(records.Claimed(head=head, row=row, left=left[0], left_until_us=left[1]))
                         self._lane = row.lane
                     if agent in room:
                         room[agent] -= 1
@@ -326,7 +302,7 @@ class SqliteStore:
         return moved
 
     def _due_query(
-        self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int], lane: int = LANES - 1
+        self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int], lane: int = records.LANES - 1
     ) -> DueQuery:
         barred = frozenset(agent for agent, free in room.items() if free <= 0)
         names = None if agents is None else frozenset(agents)
@@ -349,7 +325,7 @@ class SqliteStore:
                 return
             write_lease(db, with_lease(found, found[7], 0) if left else with_lease(found, None, None))
             row = run_row(db, found[0])
-        if left or (row is not None and row.wake_at_us is not None and row.status not in ENDED):
+        if left or (row is not None and row.wake_at_us is not None and row.status not in records.ENDED):
             self._notifier.notify([run])
 
     def lives(self, holder: str) -> bool:
@@ -361,7 +337,7 @@ class SqliteStore:
             return False
         return self._holders.lives(holder)
 
-    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
         with self._file.leasing() as db:
             now_us = self.now_us()
             found = {each: db.execute(Q.full_at, (each.id,)).fetchone() for each in buckets}
@@ -373,42 +349,44 @@ class SqliteStore:
 
     # the inbox --------------------------------------------------------------------------------
 
-    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+    def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | LogError]:
         to_notify = RunsToNotify()
         with self._file.writing() as db:
             delivered = [self._writes.deliver(db, delivery, to_notify) for delivery in deliveries]
         self._notifier.notify(to_notify)
         return delivered
 
-    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+    def inbox(
+        self, run: str, *, name: str | None = None, after: int = 0, limit: int = records.READ_LIMIT
+    ) -> list[records.Message]:
         with self._file.reading() as db:
             return [message_of(run, m) for m in db.execute(Q.inbox, (run, after, name, limit))]
 
-    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+    def message(self, run: str, id: str) -> records.Message | None:  # noqa: A002
         with self._file.reading() as db:
             number = number_of(db, run)
             found = None if number is None else db.execute(Q.message_by_id, (number, id)).fetchone()
         return None if found is None else message_of(run, found)
 
-    def messages(self, run: str) -> list[Message]:
+    def messages(self, run: str) -> list[records.Message]:
         with self._file.reading() as db:
             number = number_of(db, run)
             return [] if number is None else [message_of(run, m) for m in db.execute(Q.messages, (number,))]
 
     # finding ----------------------------------------------------------------------------------
 
-    def owned(self, space: str, prefix: bytes = b"") -> dict[UniqueRight, Owner]:
+    def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
         with self._file.reading() as db:
-            rows = db.execute(Q.owned, (space, prefix, prefix + KEY_END)).fetchall()
-        return {UniqueRight(space, key): Owner(run, seq) for key, run, seq in rows}
+            rows = db.execute(Q.owned, (space, prefix, prefix + records.KEY_END)).fetchall()
+        return {records.UniqueRight(space, key): records.Owner(run, seq) for key, run, seq in rows}
 
-    def claimed(self, run: str) -> dict[UniqueRight, int]:
+    def claimed(self, run: str) -> dict[records.UniqueRight, int]:
         with self._file.reading() as db:
             number = number_of(db, run)
             rows = [] if number is None else db.execute(Q.claims_of, (number,)).fetchall()
-        return {UniqueRight(space, key): seq for space, key, seq in rows}
+        return {records.UniqueRight(space, key): seq for space, key, seq in rows}
 
-    def index(self, run: str) -> RunRow | None:
+    def index(self, run: str) -> records.RunRow | None:
         with self._file.reading() as db:
             found = db.execute(Q.indexed, (run,)).fetchone()
         return None if found is None else run_row_of(found)
@@ -418,7 +396,7 @@ class SqliteStore:
             number = number_of(db, run)
             return set() if number is None else {row[0] for row in db.execute(Q.tags_of, (number,))}
 
-    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[2] != at:
@@ -431,19 +409,19 @@ class SqliteStore:
         self._notifier.notify([run])
         return True
 
-    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+    def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
         with self._file.reading() as db:
             return listing.listed(db, query, before, limit)
 
-    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+    def asking(self, now_us: int, *, after: records.Urgency | None = None, limit: int) -> list[records.RunRow]:
         with self._file.reading() as db:
             return listing.asking(db, now_us, after, limit)
 
-    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
+    def statuses(self, runs: Collection[str]) -> dict[str, records.RunStatus]:
         with self._file.reading() as db:
             return listing.statuses(db, runs)
 
-    def counts(self, query: RunQuery) -> dict[str, int]:
+    def counts(self, query: records.RunQuery) -> dict[str, int]:
         with self._file.reading() as db:
             return listing.counted(db, query)
 
@@ -451,11 +429,11 @@ class SqliteStore:
         with self._file.reading() as db:
             return listing.agents(db)
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[records.Holder]:
         with self._file.reading() as db:
             return listing.holders(db, self.now_us(), self._holders.lives)
 
-    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
         with self._file.reading() as db:
             return [row for row, *_ in due(db, self._due_query(now_us, agents, {}), limit)]
 
@@ -469,12 +447,12 @@ class SqliteStore:
     # the outbox -------------------------------------------------------------------------------
 
     def outbox(
-        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
-    ) -> list[OutboxItem]:
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = records.READ_LIMIT
+    ) -> list[records.OutboxItem]:
         sql = Q.outbox.format(kinds="" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})")
         with self._file.reading() as db:
-            rows = db.execute(sql, (after, *(kinds or ()), min(limit, READ_LIMIT))).fetchall()
-        return [OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
+            rows = db.execute(sql, (after, *(kinds or ()), min(limit, records.READ_LIMIT))).fetchall()
+        return [records.OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
 
     def outbox_end(self) -> int:
         with self._file.reading() as db:
@@ -502,7 +480,7 @@ class SqliteStore:
             found = None if number is None else db.execute(Q.quarantined, (number,)).fetchone()
         return None if found is None else str(found[0])
 
-    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+    def repair(self, head: records.Head, *, keep: int, rows: Sequence[records.Row]) -> None:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (head.run,)).fetchone()
             if found is not None and min([head.seq, *(row.seq for row in rows)]) <= found[2]:
@@ -511,23 +489,23 @@ class SqliteStore:
             first = number << SEQ_BITS
             for seq, body, data, hash_ in db.execute(Q.events, (first + keep, first + SEQ_MAX, -1)).fetchall():
                 columns = (first + seq, body, data, hash_)
-                db.execute(Q.put_displaced, (*columns, row_check(*columns)))
+                db.execute(Q.put_displaced, (*columns, records.row_check(*columns)))
             db.execute(Q.drop_events, (first + keep, first + SEQ_MAX))
             for row in rows:
                 db.execute(Q.put_event, (first + row.seq, row.body, row.data, row.hash))
             lease = (head.holder, head.lease_until_us, 0)
             moved = (number, head.run, head.seq, head.hash, head.epoch, head.base, head.parent, *lease)
             db.execute(Q.drop_head, (number,))
-            db.execute(Q.put_head, (*moved, row_check(*moved)))
+            db.execute(Q.put_head, (*moved, records.row_check(*moved)))
             search_terms.forget(db, [number])
 
-    def displaced(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[records.Row]:
         with self._file.reading() as db:
             number = number_of(db, run)
             if number is None:
                 return []
             first = number << SEQ_BITS
-            return [Row(*row) for row in db.execute(Q.displaced, (first, first + SEQ_MAX))]
+            return [records.Row(*row) for row in db.execute(Q.displaced, (first, first + SEQ_MAX))]
 
     def remove(self, run: str) -> None:
         with self._file.writing() as db:
@@ -552,13 +530,13 @@ class SqliteStore:
     def purge(self) -> bool:
         return self._file.truncate_wal()
 
-    def inspect(self, *, heal: bool = False) -> list[Problem]:
+    def inspect(self, *, heal: bool = False) -> list[records.Problem]:
         with self._file.reading() as db:
             found = list(inspect(db, heal=heal))
             damaged = damaged_pieces(db)
         for hashes, healed in zip(damaged, (False, heal), strict=True):
             what = "value {} does not match its hash"
-            found += [Problem(where="pieces", what=what.format(short(h)), healed=healed) for h in hashes]
+            found += [records.Problem(where="pieces", what=what.format(short(h)), healed=healed) for h in hashes]
         if any(problem.healed for problem in found):
             with self._file.writing() as db:
                 names = {row[0]: row[1] for row in db.execute(Q.all_heads)}
@@ -575,5 +553,5 @@ class SqliteStore:
                     db.execute(clear)
         return found
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[records.Condition]:
         return conditions(self._file)

@@ -23,20 +23,9 @@ from killick.errors import (
     RunUnknown,
     StoreBroken,
 )
+from killick.store import records
 from killick.store.liveness import Holders
 from killick.store.protocol import lease_clock_us
-from killick.store.records import (
-    ENDED,
-    OUTBOX_CHANGED,
-    Append,
-    Delivered,
-    Delivery,
-    Head,
-    Owner,
-    RunIndex,
-    UniqueRight,
-    row_check,
-)
 from killick.store.sql.rows import head_of, message_of
 from killick.store.sqlite import search_terms
 from killick.store.sqlite.rows import (
@@ -83,7 +72,7 @@ class Writes:
 
     # appends ----------------------------------------------------------------------------------
 
-    def append(self, db: sqlite3.Cursor, item: Append, to_notify: RunsToNotify) -> Head | LogError:
+    def append(self, db: sqlite3.Cursor, item: records.Append, to_notify: RunsToNotify) -> records.Head | LogError:
         """Checks everything, then writes everything: a refused item has written nothing."""
         group = item.group
         for one in group:
@@ -91,11 +80,11 @@ class Writes:
         found: HeadRow | None = db.execute(Q.head, (item.run,)).fetchone()
         if found is not None and not found[9] and item.rows and is_committed(item, found):
             return head_of(found)
-        claimed: dict[UniqueRight, Owner] = {}
+        claimed: dict[records.UniqueRight, records.Owner] = {}
         refused = self._refuse(db, item, found, claimed)
         if refused is not None:
             return refused
-        others: list[tuple[Append, HeadRow | None]] = []
+        others: list[tuple[records.Append, HeadRow | None]] = []
         for one in item.also:
             others.append((one, db.execute(Q.head, (one.run,)).fetchone()))
             refused = self._refuse(db, *others[-1], claimed)
@@ -113,7 +102,11 @@ class Writes:
         return head
 
     def _refuse(
-        self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, claimed: dict[UniqueRight, Owner]
+        self,
+        db: sqlite3.Cursor,
+        item: records.Append,
+        found: HeadRow | None,
+        claimed: dict[records.UniqueRight, records.Owner],
     ) -> LogError | None:
         if item.create is not None:
             refused = RunExists(item.run) if found is not None else self._refuse_creation(db, item)
@@ -127,7 +120,7 @@ class Writes:
             refused = None
         return refused or self._refuse_rights(db, item, found, claimed)
 
-    def _refuse_creation(self, db: sqlite3.Cursor, item: Append) -> LogError | None:
+    def _refuse_creation(self, db: sqlite3.Cursor, item: records.Append) -> LogError | None:
         assert item.create is not None
         parent = item.create.parent
         if parent is None:
@@ -140,28 +133,34 @@ class Writes:
         return None
 
     def _refuse_rights(
-        self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, claimed: dict[UniqueRight, Owner]
+        self,
+        db: sqlite3.Cursor,
+        item: records.Append,
+        found: HeadRow | None,
+        claimed: dict[records.UniqueRight, records.Owner],
     ) -> LogError | None:
         for claim in item.claims:
             owned = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
-            owner = claimed.get(claim) or (None if owned is None else Owner(*owned))
+            owner = claimed.get(claim) or (None if owned is None else records.Owner(*owned))
             if owner is not None and not (claim in item.releases and owner.run == item.run):
                 return AlreadyClaimed(item.run, space=claim.space, owner=owner.run, seq=owner.seq)
-        claimed |= {claim: Owner(item.run, item.last[0]) for claim in item.claims}
+        claimed |= {claim: records.Owner(item.run, item.last[0]) for claim in item.claims}
         for number in item.takes:
             message = found and db.execute(Q.message, (found[0], number)).fetchone()
             if message is None or (message[6] is not None and number not in item.returns):
                 return MessageGone(item.run, number)
         return None
 
-    def _put(self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, to_notify: RunsToNotify) -> Head:
+    def _put(
+        self, db: sqlite3.Cursor, item: records.Append, found: HeadRow | None, to_notify: RunsToNotify
+    ) -> records.Head:
         try:
             return self._write(db, found or self._create_head(db, item), item, to_notify)
         except sqlite3.IntegrityError as error:
             reason = f"{item.run}: a row already exists where the next event belongs ({error})"
             raise StoreBroken(self._place, reason) from error
 
-    def _create_head(self, db: sqlite3.Cursor, item: Append) -> HeadRow:
+    def _create_head(self, db: sqlite3.Cursor, item: records.Append) -> HeadRow:
         """Returns the head before a new run's first event."""
         create = item.create
         assert create is not None
@@ -172,10 +171,10 @@ class Writes:
         epoch = 1 if create.holder is not None else 0
         at, lease = (item.after, item.before), (create.holder, until)
         row: HeadRow = (number, item.run, *at, epoch, item.after, create.parent, *lease, 0)
-        db.execute(Q.put_head, (*row, row_check(*row)))
+        db.execute(Q.put_head, (*row, records.row_check(*row)))
         return row
 
-    def _write(self, db: sqlite3.Cursor, head: HeadRow, item: Append, to_notify: RunsToNotify) -> Head:
+    def _write(self, db: sqlite3.Cursor, head: HeadRow, item: records.Append, to_notify: RunsToNotify) -> records.Head:
         """Writes an accepted append; most have rows alone."""
         number = head[0]
         if item.rows:
@@ -190,9 +189,9 @@ class Writes:
             self._write_rights(db, number, item)
         if item.outbox:
             db.executemany(Q.put_outbox, [(number, each.seq, each.kind) for each in item.outbox])
-            to_notify.append(OUTBOX_CHANGED)
+            to_notify.append(records.OUTBOX_CHANGED)
         if item.index is not None:
-            if item.index.status in ENDED and head[7] is not None:
+            if item.index.status in records.ENDED and head[7] is not None:
                 head = with_lease(head, None, None)
                 write_lease(db, head)
             if self.put_index(db, number, item.index, delivered=None, new=item.create is not None) and head[7] is None:
@@ -206,14 +205,14 @@ class Writes:
             self.see(head)
         return head_of(head)
 
-    def _write_rights(self, db: sqlite3.Cursor, number: int, item: Append) -> None:
+    def _write_rights(self, db: sqlite3.Cursor, number: int, item: records.Append) -> None:
         """Returns rights before taking, so that one append can do both."""
         seq = item.last[0]
         for claim in item.releases:
             db.execute(Q.drop_claim, (claim.space, claim.key, number))
         for claim in item.claims:
             columns = (claim.space, claim.key, number, seq)
-            db.execute(Q.put_claim, (*columns, row_check(*columns)))
+            db.execute(Q.put_claim, (*columns, records.row_check(*columns)))
         for taken, messages in ((None, item.returns), (seq, item.takes)):
             for message in messages:
                 set_taken(db, number, message, taken)
@@ -227,7 +226,7 @@ class Writes:
             db.execute(Q.erase_piece, (piece,))
 
     def put_index(
-        self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None, new: bool = False
+        self, db: sqlite3.Cursor, number: int, index: records.RunIndex, *, delivered: int | None, new: bool = False
     ) -> bool:
         """Writes a run's index. Returns whether the run now wakes earlier."""
         before = None if new else run_row(db, number)
@@ -238,11 +237,11 @@ class Writes:
             delivered = last
         wake = index.wake_at_us
         unseen = db.execute(Q.unseen, (number, index.seen)).fetchone()[0] if delivered > index.seen else None
-        if unseen is not None and index.status not in ENDED:
+        if unseen is not None and index.status not in records.ENDED:
             wake = unseen if wake is None else min(wake, unseen)
         tags = msgspec.json.encode(index.tags).decode()
         times = (index.started_at_us, index.changed_at_us)
-        counted = (delivered, row_check(number, delivered))
+        counted = (delivered, records.row_check(number, delivered))
         db.execute(
             Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted, index.lane)
         )
@@ -251,40 +250,42 @@ class Writes:
             db.execute(Q.drop_tag, (tag, number))
         for tag in set(index.tags) - had:
             db.execute(Q.put_tag, (tag, number))
-        if wake is None or index.status in ENDED:
+        if wake is None or index.status in records.ENDED:
             return False
         return before is None or before.wake_at_us is None or wake < before.wake_at_us
 
     # messages ---------------------------------------------------------------------------------
 
-    def deliver(self, db: sqlite3.Cursor, delivery: Delivery, to_notify: RunsToNotify) -> Delivered | LogError:
+    def deliver(
+        self, db: sqlite3.Cursor, delivery: records.Delivery, to_notify: RunsToNotify
+    ) -> records.Delivered | LogError:
         number = number_of(db, delivery.run)
         if number is None:
             return RunUnknown(delivery.run)
         before = db.execute(Q.message_by_id, (number, delivery.id)).fetchone()
         if before is not None:
-            return Delivered(message_of(delivery.run, before), fresh=False)
+            return records.Delivered(message_of(delivery.run, before), fresh=False)
         row = run_row(db, number)
         message = 1 + max(row.delivered if row else 0, db.execute(Q.last_message, (number,)).fetchone()[0])
         columns = (message, delivery.id, delivery.name, delivery.body, delivery.by, delivery.at_us, None)
-        db.execute(Q.put_message, (number, *columns, row_check(number, *columns)))
+        db.execute(Q.put_message, (number, *columns, records.row_check(number, *columns)))
         put_pieces(db, number, LOG, delivery.pieces)
         if row is not None:
             wake = row.wake_at_us
-            if row.status not in ENDED:
+            if row.status not in records.ENDED:
                 wake = delivery.at_us if wake is None else min(wake, delivery.at_us)
-            db.execute(Q.run_delivered, (message, row_check(number, message), wake, number))
+            db.execute(Q.run_delivered, (message, records.row_check(number, message), wake, number))
         to_notify.append(delivery.run)
-        return Delivered(message_of(delivery.run, columns), fresh=True)
+        return records.Delivered(message_of(delivery.run, columns), fresh=True)
 
 
-def _check_numbers(item: Append) -> None:
+def _check_numbers(item: records.Append) -> None:
     for seq, row in enumerate(item.rows, item.after + 1):
         if row.seq != seq:
             raise ValueError(f"{item.run}: row {row.seq} where {seq} belongs")
 
 
-def bare(seen: dict[str, HeadRow], items: Sequence[Append]) -> list[Moved] | None:
+def bare(seen: dict[str, HeadRow], items: Sequence[records.Append]) -> list[Moved] | None:
     """Prepares plain events of several runs from cached heads, to write them without reading.
 
     None: an append has other parts, or its head is not cached.
