@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from temporalio import activity, workflow
+from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
@@ -23,7 +23,7 @@ from neighbours.temporal import plain
 
 def look(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     world = Path(os.environ["PLAIN_WORLD"])
-    done = world.exists() and f"paid {effect.args['whom']}\n" in world.read_text()
+    done = world.exists() and f"paid {effect.arguments['whom']}\n" in world.read_text()
     return killick.Happened("paid") if done else killick.DidNotHappen()
 
 
@@ -46,17 +46,6 @@ async def refused(whom: str) -> None:
     raise ApplicationError(f"{whom} has no account", type="NoAccount")
 
 
-@workflow.defn
-class Caller:
-    """A workflow that calls an activity by name."""
-
-    @workflow.run
-    async def run(self, name: str, whom: str, seconds: float) -> Any:
-        return await workflow.execute_activity(
-            name, whom, start_to_close_timeout=timedelta(seconds=seconds), result_type=None
-        )
-
-
 GATED: dict[str, Any] = {
     "plain_pay": {"reconcile": look},
     "key_of": {"effect": "idempotent", "retry": killick.Retry(4, first="10ms")},
@@ -65,7 +54,7 @@ GATED: dict[str, Any] = {
 
 
 def worker(client: Client, kd: killick.AsyncClient, queue: str, **options: Any) -> Worker:
-    workflows: Sequence[type] = [plain.PlainPayer, Caller]
+    workflows: Sequence[type] = [plain.PlainPayer, plain.Caller]
     return Worker(
         client,
         task_queue=queue,

@@ -60,7 +60,7 @@ def test_an_activity_whose_worker_dies_pays_twice_alone_and_once_behind_the_gate
 def test_a_contract_asks_about_an_activity_and_its_workflow_waits_for_the_approver(
     server: DevServer, store: str, world: Path
 ) -> None:
-    contract = Contract(rules=[rules.ask("plain_pay", approvers="managers")])
+    contract = Contract("pay", [rules.deny("plain_pay", ask="managers")])
 
     async def story() -> None:
         async with serving(server, store, "gate-asks", contract=contract) as (kd, client):
@@ -79,7 +79,7 @@ def test_a_contract_asks_about_an_activity_and_its_workflow_waits_for_the_approv
 
 
 def test_a_rejected_activity_fails_for_good(server: DevServer, store: str, world: Path) -> None:
-    contract = Contract(rules=[rules.deny("plain_pay")])
+    contract = Contract("pay", [rules.deny("plain_pay")])
 
     async def story() -> None:
         async with serving(server, store, "gate-rejects", contract=contract) as (_, client):
@@ -99,7 +99,7 @@ def test_every_attempt_of_a_blocking_activity_has_the_same_key(server: DevServer
     async def story() -> list[str]:
         async with serving(server, store, "gate-keys") as (_, client):
             workflow = await client.start_workflow(
-                gated.Caller.run, args=["key_of", "ann", 30], id="gate-keys-1", task_queue="gate-keys"
+                plain.Caller.run, args=["key_of", "ann", 30], id="gate-keys-1", task_queue="gate-keys"
             )
             found: list[str] = await workflow.result()
             return found
@@ -115,7 +115,7 @@ def test_the_error_of_an_activity_reaches_its_workflow_by_name(server: DevServer
     async def story() -> None:
         async with serving(server, store, "gate-fails") as (_, client):
             workflow = await client.start_workflow(
-                gated.Caller.run, args=["refused", "ann", 30], id="gate-fails-1", task_queue="gate-fails"
+                plain.Caller.run, args=["refused", "ann", 30], id="gate-fails-1", task_queue="gate-fails"
             )
             with pytest.raises(WorkflowFailureError) as raised:
                 await workflow.result()
