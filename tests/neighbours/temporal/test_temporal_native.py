@@ -165,8 +165,8 @@ def test_search_attributes_and_details_say_which_agent_waits_for_whom(server: De
             async with asyncio.timeout(300):
                 while "search-1" not in await found(client, query):  # what is listed comes a little later
                     await asyncio.sleep(0.05)
-            metadata = await workflow.query("__temporal_workflow_metadata", result_type=dict)
-            assert "asked of managers: Pay ann?" in metadata["currentDetails"]
+            metadata = await workflow.query("__temporal_workflow_metadata")
+            assert "asked of managers: Pay ann?" in metadata.current_details
             description = await workflow.describe()
             assert description.workflow_type == "asker"
             await workflow.execute_update("answer", {"verb": "reject", "by": "managers"})
