@@ -41,6 +41,9 @@ _STEP_LONGEST: Final = timedelta(days=1)
 _ONCE_FOR: Final = timedelta(hours=1)
 """How long equal reasons are deduplicated."""
 
+_SUSPEND_AFTER: Final = timedelta(seconds=5)
+"""How long a call may hold its connection while it only waits for the run."""
+
 _CANCELLED: Final = 409
 """The status of an invocation that Restate cancelled."""
 
@@ -184,7 +187,7 @@ class Restate:
             invocation_retry_policy=_AGAIN,
         )
 
-        @made.handler("run", kind="shared")
+        @made.handler("run", kind="shared", inactivity_timeout=_SUSPEND_AFTER)
         async def run(ctx: restate.ObjectSharedContext, given: Any) -> Any:
             """Starts the run on an input, unless it exists, and returns its result. Cancelling this cancels the run."""
             await ctx.run_typed("create", self._create, agent=name, run=ctx.key(), given=given)

@@ -8,6 +8,8 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,8 @@ def test_endpoints_die_while_answers_and_messages_arrive_and_each_counts_once(
         return post(server, f"asker/{name}/run", name)
 
     async def story() -> list[Any]:
+        # Each caller blocks a thread until its run has ended.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(16))
         endpoint = process("serve.py", store, server.ingress, str(port))
         await asyncio.to_thread(wait_for_port, port)
         server.register(port)
@@ -132,11 +136,8 @@ def test_endpoints_die_while_answers_and_messages_arrive_and_each_counts_once(
         telling = [asyncio.create_task(asyncio.to_thread(tell, name)) for name in names]
         with killick.open(store) as kd:
             for kill in range(2):
-                answered = 2 * kill + 1
-                await asyncio.to_thread(
-                    wait_until, lambda: sum(not each.waits or each.waits[0].name == "word" for each in infos(kd, names))
-                    >= answered or all(task.done() for task in telling),
-                )  # fmt: skip
+                is_late = partial(lambda kill: answered(kd, names) > kill or all(task.done() for task in telling), kill)
+                await asyncio.to_thread(wait_until, is_late)
                 endpoint.send_signal(signal.SIGKILL)
                 await asyncio.to_thread(endpoint.wait, 300)
                 endpoint = process("serve.py", store, server.ingress, str(port))
@@ -146,5 +147,7 @@ def test_endpoints_die_while_answers_and_messages_arrive_and_each_counts_once(
     assert Counter(line.split()[1] for line in lines(world)) == dict.fromkeys(names, 1)
 
 
-def infos(kd: killick.Client, names: list[str]) -> list[killick.RunInfo]:
-    return [kd.info(row.id) for row in kd.list() if row.id in names]
+def answered(kd: killick.Client, names: list[str]) -> int:
+    """How many runs have used their answer."""
+    infos = [kd.info(row.id) for row in kd.list() if row.id in names]
+    return sum(each.status == "completed" or [wait.name for wait in each.waits] == ["word"] for each in infos)
