@@ -20,16 +20,16 @@ from urllib.parse import quote
 
 import restate
 from restate.client import create_client
-from restate.exceptions import RetryableError, TerminalError
+from restate.exceptions import TerminalError
 
 from killick.adapters import engine_commands
-from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
+from killick.adapters.engine_turns import SLICE_SECONDS, TurnOutcome, TurnRunner, name_of
 from killick.adapters.engine_wakeups import RunWaker, reason_of
 from killick.client.client import AnyClient
 from killick.client.start import AsyncHandle
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.engine.leases import LEASE_SECONDS
-from killick.errors import KillickError, RunBusy, RunUnknown
+from killick.errors import KillickError, RunUnknown
 from killick.store.records import RunRow
 
 WAKE: Final = "wake"
@@ -47,8 +47,7 @@ _SUSPEND_AFTER: Final = timedelta(seconds=5)
 _CANCELLED: Final = 409
 """The status of an invocation that Restate cancelled."""
 
-_BUSY_SECONDS: Final = 0.5
-_LEAVE_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.02
 _CLOSE_SECONDS: Final = 2.0
 _AGAIN: Final = restate.InvocationRetryPolicy(
     initial_interval=timedelta(milliseconds=200),
@@ -78,13 +77,11 @@ class Restate:
         self._client = client.as_async()
         self._ingress = ingress
         self._agents = tuple(AGENTS.names() if agents is None else agents)
-        self._room = asyncio.Semaphore(concurrency)
-        self._lease_seconds = lease_seconds
+        options = {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds}
+        self._turns = TurnRunner(self._client, concurrency=concurrency, **options)
         self._slice_seconds = slice_seconds
         self._duties = duties
-        self._turns: dict[asyncio.Task[TurnOutcome], Turn] = {}
         self._open = 0
-        self._draining = False
         self._gone = asyncio.Event()
         self._requests: Any = None
         self._serving = AsyncExitStack()
@@ -141,15 +138,11 @@ class Restate:
 
         Call it before the server of `app` stops, so that Restate receives each turn's outcome.
         """
-        self._draining = True
-        while self._turns:
-            for turn in self._turns.values():
-                turn.leave()
-            await asyncio.wait(set(self._turns), timeout=_LEAVE_SECONDS)
+        await self._turns.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 while self._open:
-                    await asyncio.sleep(_LEAVE_SECONDS / 10)
+                    await asyncio.sleep(_LOOK_SECONDS)
         self._gone.set()
 
     # starting ---------------------------------------------------------------------------------
@@ -254,28 +247,8 @@ class Restate:
             await engine_commands.obey(self._client, run, command, given, request=id)
 
     async def _turn(self, run: str) -> dict[str, Any]:
-        """One turn. If Restate aborts it, the current step is still finished, and no more."""
-        async with self._room, _final():
-            if self._draining:
-                raise RetryableError("this endpoint stops", retry_after=timedelta(seconds=_BUSY_SECONDS))
-            try:
-                turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
-                work = asyncio.get_running_loop().create_task(turn.take())
-                self._turns[work] = turn
-                work.add_done_callback(self._over)
-                outcome = await asyncio.shield(work)
-            except asyncio.CancelledError:
-                turn.leave()
-                raise
-            except RunBusy:
-                # Its holder finishes a step, or is dead and will be detected.
-                outcome = TurnOutcome(run, "running", _BUSY_SECONDS)
-        return dataclasses.asdict(outcome)
-
-    def _over(self, work: asyncio.Task[TurnOutcome]) -> None:
-        self._turns.pop(work, None)
-        if not work.cancelled():
-            work.exception()  # reported to Restate, or no caller waits for it
+        async with _final():
+            return dataclasses.asdict(await self._turns.take(run))
 
 
 def _result(outcome: TurnOutcome) -> Any:

@@ -178,9 +178,7 @@ class Temporal:
             service, namespace = self._temporal.operator_service, self._temporal.namespace
             try:
                 found = await service.list_search_attributes(ListSearchAttributesRequest(namespace=namespace))
-                wanted: dict[str, Any] = {
-                    key.name: key.indexed_value_type for key in (AGENT, STATUS, WAITING_FOR)
-                }
+                wanted: dict[str, Any] = {key.name: key.indexed_value_type for key in (AGENT, STATUS, WAITING_FOR)}
                 if missing := {name: kind for name, kind in wanted.items() if name not in found.custom_attributes}:
                     made = AddSearchAttributesRequest(namespace=namespace, search_attributes=missing)
                     await service.add_search_attributes(made)

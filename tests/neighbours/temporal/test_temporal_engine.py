@@ -207,9 +207,7 @@ def test_a_workflow_continues_as_new_and_its_run_hears_everything(server: DevSer
                 await until(lambda: not kd.runtime.store.inbox("long-1"))
             assert await workflow.result() == sum(range(times))
             last = await client.get_workflow_handle("long-1").fetch_history()
-            first = await client.get_workflow_handle(
-                "long-1", run_id=workflow.first_execution_run_id
-            ).fetch_history()
+            first = await client.get_workflow_handle("long-1", run_id=workflow.first_execution_run_id).fetch_history()
             return len(first.events), len(last.events)
 
     first, last = asyncio.run(story())
