@@ -21,7 +21,7 @@ import uvicorn
 
 UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 MATCHES = re.compile(r'async\.data\.(\w+) == (".*")$')
-BACKOFF_SECONDS = 0.1
+BACKOFF_SECONDS = 0.5
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class InngestServer:
                     assert answer.is_success, answer.text
                     return
 
-    async def send(self, name: str, **data: Any) -> list[FunctionRun]:
+    async def send(self, name: str, /, **data: Any) -> list[FunctionRun]:
         """An event from elsewhere, which may be any language; returns the runs that it starts."""
         return self._dispatch({"name": name, "data": data, "id": str(uuid.uuid4()), "ts": 0})
 
