@@ -126,7 +126,9 @@ FRAMEWORKS: Final = {
         "KillickChat!~ KillickTools!~ KillickCheckpointStorage!~ KillickHistory!~ KillickSessions!~ Waiting",
     ),
     "temporal": ("temporal.md", "Temporal!~"),
+    "temporal_gate": ("temporal.md", "ActivityGate!"),
     "restate": ("restate.md", "Restate!~"),
+    "inngest": ("inngest.md", "Inngest!~"),
     "opentelemetry": ("opentelemetry.md", "instrument"),
 }
 """The adapters, in the order of their page: the guide of each, and its public names."""

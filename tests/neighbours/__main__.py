@@ -89,7 +89,12 @@ def tested(name: str, python: Path) -> subprocess.CompletedProcess[str]:
 def typed(name: str, python: Path) -> subprocess.CompletedProcess[str]:
     """The types of an adapter, seen beside the package that it stands on."""
     parts = ROOT / "src" / "killick"
-    files = {*parts.glob(f"*/{name}.py"), *parts.glob(f"adapters/{name}/*.py"), *parts.glob(f"store/{name}*.py")}
+    files = {
+        *parts.glob(f"*/{name}.py"),
+        *parts.glob(f"adapters/{name}/*.py"),
+        *parts.glob(f"adapters/{name}_*.py"),
+        *parts.glob(f"store/{name}*.py"),
+    }
     cache = ["--cache-dir", str(HOME / f"{name}.mypy_cache")]
     return tried([sys.executable, "-m", "mypy", *cache, "--python-executable", str(python), *map(str, sorted(files))])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from killick.client import answers
@@ -30,7 +31,16 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 """The commands, and the fields of each. An answer needs `step` where several questions are open."""
 
 
-def refusal_of(run: str, command: str, given: Mapping[str, Any]) -> str | None:
+@contextlib.contextmanager
+def final(error: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Raises an engine's own error, which it does not retry, in place of a refusal."""
+    try:
+        yield
+    except REFUSALS as refused:
+        raise error(refused) from None
+
+
+def refusal_of(command: str, given: Mapping[str, Any]) -> str | None:
     """Returns why the fields of a command do not fit, or None."""
     needed = {"answer": "verb", "send": "name"}.get(command)
     if unknown := [name for name in given if name not in COMMANDS[command]]:
@@ -46,7 +56,7 @@ async def create(client: AnyClient, agent: str, run: str, input: Any) -> None:  
 async def obey(client: AnyClient, run: str, command: str, given: Mapping[str, Any] | None, *, request: str) -> None:
     """Carries out a command for a run. `request` identifies it. Raises one of `REFUSALS`."""
     given = dict(given or {})
-    if (why := refusal_of(run, command, given)) is not None:
+    if (why := refusal_of(command, given)) is not None:
         raise AnswerRefused(run, why)
     if command == "answer":
         await asyncio.to_thread(_answer, client, run, given, request)

@@ -1,16 +1,15 @@
 """Runs on Inngest: it owns scheduling, timers, events and failover. Killick's log owns the state.
 
-Each agent is an Inngest function, and each of its runs a function run. A turn of the run is a step, and a wait is a wait
-for the event that Killick sends when something came for the run. So a function run holds the turns' outcomes only.
+Each agent is an Inngest function, and each of its runs a function run. A turn of the run is a step. A wait is a wait for
+the event that Killick sends when something came for the run. So a function run holds only the turns' outcomes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Final
@@ -33,7 +32,7 @@ _RETRIES: Final = 20
 
 _LONGEST: Final = timedelta(days=365)
 _GRACE_SECONDS: Final = 5.0
-"""How long a run may be due before it is woken again: Inngest forgets an event that comes just before the wait for it."""
+"""How long a run may be due before it is woken again: Inngest forgets an event that comes before the wait for it."""
 
 _PRECISE_SECONDS: Final = 2.0
 """Shorter waits are sleeps: Inngest waits for events in whole seconds."""
@@ -112,21 +111,23 @@ class Inngest:
     def _commands(self) -> inngest.Function[Any]:
         async def command(ctx: inngest.Context) -> None:
             given = {name: value for name, value in ctx.event.data.items() if name != "run"}
-            await ctx.step.run("command", self._obey, _run_of(ctx), ctx.event.name.rpartition(".")[2], given, ctx.run_id)
+            await ctx.step.run(
+                "command", self._obey, _run_of(ctx), ctx.event.name.rpartition(".")[2], given, ctx.run_id
+            )
 
         triggers: list[Any] = [inngest.TriggerEvent(event=f"{EVENTS}run.{name}") for name in engine_commands.COMMANDS]
         return self._inngest.create_function(fn_id="killick-commands", trigger=triggers, retries=_RETRIES)(command)
 
     async def _create(self, agent: str, run: str, given: Any) -> None:
-        async with _final():
+        with engine_commands.final(_error):
             await engine_commands.create(self._client, agent, run, given)
 
     async def _turn(self, run: str) -> dict[str, Any]:
-        async with _final():
+        with engine_commands.final(_error):
             return dataclasses.asdict(await self._turns.take(run))
 
     async def _obey(self, run: str, command: str, given: dict[str, Any], request: str) -> None:
-        async with _final():
+        with engine_commands.final(_error):
             await engine_commands.obey(self._client, run, command, given, request=request)
 
 
@@ -137,10 +138,5 @@ def _run_of(ctx: inngest.Context) -> str:
     return run
 
 
-@contextlib.asynccontextmanager
-async def _final() -> AsyncIterator[None]:
-    """Fails a function run for good where a retry would end in the same way."""
-    try:
-        yield
-    except engine_commands.REFUSALS as error:
-        raise inngest.NonRetriableError(f"{type(error).__name__}: {error}") from None
+def _error(refused: Exception) -> inngest.NonRetriableError:
+    return inngest.NonRetriableError(f"{type(refused).__name__}: {refused}")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
@@ -239,15 +239,15 @@ class Restate:
             ctx.clear("callers")
 
     async def _create(self, agent: str, run: str, given: Any) -> None:
-        async with _final():
+        with engine_commands.final(_error):
             await engine_commands.create(self._client, agent, run, given)
 
     async def _obey(self, run: str, command: str, given: dict[str, Any], id: str) -> None:  # noqa: A002
-        async with _final():
+        with engine_commands.final(_error):
             await engine_commands.obey(self._client, run, command, given, request=id)
 
     async def _turn(self, run: str) -> dict[str, Any]:
-        async with _final():
+        with engine_commands.final(_error):
             return dataclasses.asdict(await self._turns.take(run))
 
 
@@ -258,11 +258,6 @@ def _result(outcome: TurnOutcome) -> Any:
     return outcome.result
 
 
-@contextlib.asynccontextmanager
-async def _final() -> AsyncIterator[None]:
-    """Fails an invocation for good where a retry would end in the same way."""
-    try:
-        yield
-    except engine_commands.REFUSALS as error:
-        status = 404 if isinstance(error, RunUnknown) else 400
-        raise TerminalError(f"{type(error).__name__}: {error}", status_code=status) from None
+def _error(refused: Exception) -> TerminalError:
+    status = 404 if isinstance(refused, RunUnknown) else 400
+    return TerminalError(f"{type(refused).__name__}: {refused}", status_code=status)

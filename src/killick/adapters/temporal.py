@@ -1,14 +1,14 @@
 """Runs on Temporal: it owns scheduling, timers, signals and failover. Killick's log owns the state.
 
 Each run has one workflow (`temporal_workflow`). Its activities are here: they create the run, take its turns and carry
-out its commands. Existing activities of Temporal's come through `ActivityGate`.
+out its commands.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Final
@@ -25,28 +25,16 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from killick.adapters import engine_commands
+from killick.adapters import temporal_workflow as flow
 from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
 from killick.adapters.engine_wakeups import RunWaker
-from killick.adapters.temporal_gate import ActivityGate
-from killick.adapters.temporal_workflow import (
-    ADVANCE,
-    AGENT,
-    COMMAND,
-    CREATE,
-    STATUS,
-    WAITING_FOR,
-    WAKE,
-    EngineSettings,
-    RunWorkflow,
-)
+from killick.adapters.temporal_workflow import EngineSettings, RunWorkflow
 from killick.client.client import AnyClient
 from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
 from killick.errors import RunBusy, RunUnknown
 from killick.logger import get_logger
 from killick.store.records import RunRow
-
-__all__ = ["ActivityGate", "RunWorkflow", "Temporal"]
 
 logger: Final = get_logger("killick.adapters")
 
@@ -150,7 +138,7 @@ class Temporal:
         signal = SignalWorkflowExecutionRequest(
             namespace=self._temporal.namespace,
             workflow_execution=WorkflowExecution(workflow_id=name_of(row)),
-            signal_name=WAKE,
+            signal_name=flow.WAKE,
             identity=self._temporal.identity,
             request_id=reason,
         )
@@ -178,7 +166,7 @@ class Temporal:
             service, namespace = self._temporal.operator_service, self._temporal.namespace
             try:
                 found = await service.list_search_attributes(ListSearchAttributesRequest(namespace=namespace))
-                wanted: dict[str, Any] = {key.name: key.indexed_value_type for key in (AGENT, STATUS, WAITING_FOR)}
+                wanted: dict[str, Any] = {key.name: key.indexed_value_type for key in flow.SEARCH}
                 if missing := {name: kind for name, kind in wanted.items() if name not in found.custom_attributes}:
                     made = AddSearchAttributesRequest(namespace=namespace, search_attributes=missing)
                     await service.add_search_attributes(made)
@@ -190,24 +178,24 @@ class Temporal:
 
     # activities -------------------------------------------------------------------------------
 
-    @activity.defn(name=CREATE)
+    @activity.defn(name=flow.CREATE)
     async def _create(self, agent: str, run: str, input: Any) -> EngineSettings:  # noqa: A002
         """Creates the run of a workflow that was started elsewhere. Another worker may know an unknown agent."""
-        with _final(engine_commands.REFUSALS):
+        with engine_commands.final(_error):
             await engine_commands.create(self._client, agent, run, input)
         return EngineSettings(self._heartbeat_seconds, await self._can_search())
 
-    @activity.defn(name=COMMAND)
+    @activity.defn(name=flow.COMMAND)
     async def _command(self, run: str, command: str, given: dict[str, Any], request: str) -> None:
         """Carries out a command for a run."""
-        with _final(engine_commands.REFUSALS):
+        with engine_commands.final(_error):
             await engine_commands.obey(self._client, run, command, given, request=request)
 
-    @activity.defn(name=ADVANCE)
+    @activity.defn(name=flow.ADVANCE)
     async def _advance(self, run: str) -> TurnOutcome:
         """One turn. A worker that stops, or lost its heartbeat, finishes the current step, and no more."""
         try:
-            with _final((RunUnknown,)):
+            with engine_commands.final(_error):
                 turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
                 return await self._alive(turn)
         except RunBusy as busy:
@@ -241,10 +229,5 @@ class Temporal:
         return work.result()
 
 
-@contextlib.contextmanager
-def _final(errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Fails an activity for good, by the name of the error, where a retry would end in the same way."""
-    try:
-        yield
-    except errors as error:
-        raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from None
+def _error(refused: Exception) -> ApplicationError:
+    return ApplicationError(str(refused), type=type(refused).__name__, non_retryable=True)

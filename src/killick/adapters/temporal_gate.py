@@ -1,4 +1,4 @@
-"""Puts existing Temporal activities through Killick's gate: recorded once, with idempotency key, contract and approvals.
+"""Puts existing Temporal activities through Killick's gate: recorded once, with keys, contracts and approvals.
 
 The workflow and the activity stay as they are. The run of a workflow has its id, and its activities are the steps.
 """

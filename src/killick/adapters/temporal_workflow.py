@@ -1,7 +1,7 @@
 """The workflow of a run, in Temporal's sandbox: it decides from what activities returned, and touches nothing else.
 
-It knows a run's outcome and its open waits: a turn of the run is an activity, a wait is a timer. So a workflow's history
-grows with the number of waits, not with the data.
+It knows a run's outcome and its open waits: a turn of the run is an activity, a wait is a timer. So its history grows
+with the number of waits, not with the data.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ STATUS: Final = SearchAttributeKey.for_keyword("KillickStatus")
 WAITING_FOR: Final = SearchAttributeKey.for_keyword_list("KillickWaitingFor")
 """For each open wait its kind, its name, and the people and roles that are asked."""
 
+SEARCH: Final = (AGENT, STATUS, WAITING_FOR)
 _LONGEST: Final = timedelta(days=365)
 """The maximum length of a turn. A lost one is detected by its missing heartbeat, long before."""
 
@@ -51,7 +52,7 @@ class EngineSettings:
 
 @workflow.defn(dynamic=True)
 class RunWorkflow:
-    """A run as Temporal sees it. The workflow's type is the agent's name, its id is the run's, its argument the input."""
+    """A run as Temporal sees it: the type is the agent's name, the id is the run's, the argument is the input."""
 
     def __init__(self) -> None:
         self._woken = 0
@@ -122,27 +123,14 @@ class RunWorkflow:
     def _check_answer(self, given: dict[str, Any]) -> None:
         # While a turn is under way, the store alone knows the open questions.
         waits = None if self._is_turning or self._outcome is None else self._outcome.waits
-        why = self._refusal("answer", given) or (None if waits is None else refused_answer(waits, given))
+        why = refusal_of("answer", given) or (None if waits is None else refused_answer(waits, given))
         if why is not None:
-            raise ApplicationError(why, type="AnswerRefused", non_retryable=True)
-
-    @pause.validator
-    def _check_pause(self, given: dict[str, Any]) -> None:
-        if (why := self._refusal("pause", given)) is not None:
-            raise ApplicationError(why, type="AnswerRefused", non_retryable=True)
-
-    @resume.validator
-    def _check_resume(self, given: dict[str, Any]) -> None:
-        if (why := self._refusal("resume", given)) is not None:
             raise ApplicationError(why, type="AnswerRefused", non_retryable=True)
 
     @workflow.query
     def state(self) -> TurnOutcome | None:
         """Returns the run's outcome after its last turn."""
         return self._outcome
-
-    def _refusal(self, command: str, given: Mapping[str, Any]) -> str | None:
-        return refusal_of(workflow.info().workflow_id, command, given)
 
     async def _obey(self, command: str, given: Mapping[str, Any]) -> None:
         """Carries out a command in the store, one at a time: messages keep their order."""

@@ -1,7 +1,7 @@
 """The part of an Inngest server that the SDK sees, on loopback: sync, events, memoized steps, sleeps, waits, retries.
 
-It is ours: what the real server does beyond the SDK's protocol (queues, flow control, its UI) is not here. Like the real
-one it forgets an event that comes before the wait for it, and skips a singleton's start while one is active.
+It is ours: what the real server does beyond the SDK's protocol (queues, flow control, its UI) is not here. Like it, it
+forgets an event that comes before the wait for it, and skips a singleton's start while one is active.
 """
 
 from __future__ import annotations

@@ -130,7 +130,9 @@ def test_pause_resume_and_cancel_are_events(store: str, world: Path) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize(("agent", "given", "why"), [("failing", None, "no such account"), ("asker", {"a": 1}, "input")])
+@pytest.mark.parametrize(
+    ("agent", "given", "why"), [("failing", None, "no such account"), ("asker", {"a": 1}, "input")]
+)
 def test_a_run_that_fails_or_cannot_start_fails_its_function_run_for_good(
     store: str, agent: str, given: Any, why: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""The workflows of `plain.py`, unchanged, with their activities behind Killick's gate: `gated.py STORE ADDRESS QUEUE`."""
+"""The workflows of `plain.py`, with their activities behind the gate: `python gated.py STORE ADDRESS QUEUE`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 import killick
-from killick.adapters.temporal import ActivityGate
+from killick.adapters.temporal_gate import ActivityGate
 from neighbours.temporal import plain
 
 

@@ -23,7 +23,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
 import killick
-from killick.adapters.temporal import RunWorkflow
+from killick.adapters.temporal import Temporal
+from killick.adapters.temporal_workflow import RunWorkflow
 from neighbours import engine_agents as agents
 from neighbours.temporal.dev_server import CLI, DevServer
 from neighbours.temporal.test_temporal_crashes import lines
@@ -106,8 +107,6 @@ def test_an_answer_that_only_the_store_can_refuse_fails_its_update(server: DevSe
     async def story() -> None:
         client = await server.client()
         roles = {"mia": ("managers",), "eve": ("interns",)}
-        from killick.adapters.temporal import Temporal
-
         async with (
             killick.open_async(store, roles=lambda who: roles.get(who, ())) as kd,
             Temporal(kd, client, task_queue="roles", build_id="tests") as engine,
