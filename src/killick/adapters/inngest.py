@@ -1,7 +1,7 @@
 """Runs on Inngest: it owns scheduling, timers, events and failover. Killick's log owns the state.
 
-Each agent is an Inngest function, and each of its runs a function run. A turn of the run is a step. A wait is a wait for
-the event that Killick sends when something came for the run. So a function run holds only the turns' outcomes.
+Each agent is an Inngest function, each run a function run, and a turn of the run a step. A wait is a wait for the event
+that Killick sends when something came for the run. So a function run holds only the outcomes of turns.
 """
 
 from __future__ import annotations
