@@ -123,9 +123,9 @@ def test_a_turn_that_leaves_finishes_its_step_and_the_run_is_due_at_once(kd: kil
 
 def test_children_are_for_the_engine_as_all_other_runs_are(kd: killick.Client) -> None:
     kd.start(parent, id="parent")
-    parent = taken(kd, "parent")
-    assert (parent.status, parent.wait_seconds) == ("waiting", None)
-    assert [each["kind"] for each in parent.waits] == ["child"]
+    waiting = taken(kd, "parent")
+    assert (waiting.status, waiting.wait_seconds) == ("waiting", None)
+    assert [each["kind"] for each in waiting.waits] == ["child"]
     assert taken(kd, "child") == TurnOutcome("child", "completed", result="seen")
     assert taken(kd, "parent") == TurnOutcome("parent", "completed", result="seen")
 
