@@ -37,7 +37,8 @@ SEARCH: Final = (AGENT, STATUS, WAITING_FOR)
 _LONGEST: Final = timedelta(days=365)
 """The maximum length of a turn. A lost one is detected by its missing heartbeat, long before."""
 
-_SHORT: Final = timedelta(seconds=60)
+_SHORT: Final = timedelta(seconds=10)
+"""The maximum length of a command. One whose worker died is detected then; a repetition counts once."""
 _AGAIN: Final = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=60))
 
 
