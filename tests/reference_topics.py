@@ -129,7 +129,9 @@ FRAMEWORKS: Final = {
     "google_adk": ("google-adk.md", "gated run KillickSessions!~"),
     "strands": ("strands.md", "gated run KillickSessions!~"),
     "temporal": ("temporal.md", "Temporal!~"),
+    "temporal_gate": ("temporal.md", "ActivityGate!"),
     "restate": ("restate.md", "Restate!~"),
+    "inngest": ("inngest.md", "Inngest!~"),
     "opentelemetry": ("opentelemetry.md", "instrument"),
 }
 """The adapters, in the order of their page: the guide of each, and its public names."""

@@ -44,7 +44,7 @@ async def main() -> None:
     async with await starting as server, killick.open_async(str(store)) as kd, Temporal(kd, server.client) as engine:
         workflow = await engine.start(refund, "ann", id="refund-17")
         await a_manager(kd)
-        print((await workflow.result()).result)
+        print(await workflow.result())
         history = await workflow.fetch_history()
         print(f"{len(history.events)} events in Temporal, {kd.log.head('refund-17').seq} in the record")
 

@@ -85,7 +85,9 @@ def test_a_wait_that_lasts_is_given_back_with_its_seconds_and_a_short_one_is_sat
 
 def test_a_run_that_waits_for_people_is_to_be_left_alone_until_something_comes(kd: killick.Client) -> None:
     kd.start(asker, id="asking")
-    assert taken(kd, "asking") == TurnOutcome("asking", "waiting", None)
+    asking = taken(kd, "asking")
+    assert (asking.status, asking.wait_seconds, asking.step) == ("waiting", None, "1")
+    assert [each["kind"] for each in asking.waits] == ["answer"]
     kd.answer("asking", "approve", by="ann")
     assert taken(kd, "asking") == TurnOutcome("asking", "completed", result=True)
     assert taken(kd, "asking").has_ended
@@ -121,7 +123,9 @@ def test_a_turn_that_leaves_finishes_its_step_and_the_run_is_due_at_once(kd: kil
 
 def test_children_are_for_the_engine_as_all_other_runs_are(kd: killick.Client) -> None:
     kd.start(parent, id="parent")
-    assert taken(kd, "parent") == TurnOutcome("parent", "waiting", None)
+    waiting = taken(kd, "parent")
+    assert (waiting.status, waiting.wait_seconds) == ("waiting", None)
+    assert [each["kind"] for each in waiting.waits] == ["child"]
     assert taken(kd, "child") == TurnOutcome("child", "completed", result="seen")
     assert taken(kd, "parent") == TurnOutcome("parent", "completed", result="seen")
 
@@ -140,7 +144,8 @@ def test_a_large_result_stays_in_the_store_and_a_failure_is_a_line(kd: killick.C
     kd.start(writer, RESULT_BYTES_MAX, id="large")
     kd.start(failing, id="failing")
     large = taken(kd, "large")
-    assert (large.status, large.result, large.whole) == ("completed", None, False)
+    assert large.status == "completed"
+    assert large.result == {"killick_run": "large", "bytes": RESULT_BYTES_MAX + 2}
     failed = taken(kd, "failing")
     assert failed.status == "failed"
     assert "no such account" in str(failed.failure)

@@ -89,7 +89,8 @@ def tested(name: str, python: Path) -> subprocess.CompletedProcess[str]:
 def typed(name: str, python: Path) -> subprocess.CompletedProcess[str]:
     """The types of an adapter, seen beside the package that it stands on."""
     parts = ROOT / "src" / "killick"
-    places = (f"*/{name}.py", f"adapters/{name}/*.py", f"adapters/*/{name}.py", f"store/{name}*.py")
+    named = (f"{name}.py", f"{name}/*.py", f"{name}_*.py", f"*/{name}.py")
+    places = (f"*/{name}.py", *(f"adapters/{each}" for each in named), f"store/{name}*.py")
     files = {each for place in places for each in parts.glob(place)}
     cache = ["--cache-dir", str(HOME / f"{name}.mypy_cache")]
     return tried([sys.executable, "-m", "mypy", *cache, "--python-executable", str(python), *map(str, sorted(files))])

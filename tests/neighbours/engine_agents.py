@@ -110,3 +110,9 @@ async def dig(seconds: float) -> str:
 @killick.agent
 async def digger(run: killick.Run) -> str:
     return await run.call(dig, 60)
+
+
+@killick.agent
+async def listener(run: killick.Run, times: int) -> list[int]:
+    """Keeps the order of its messages."""
+    return [await run.wait("number") for _ in range(times)]

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from killick.client.client import AnyClient
+from killick.clock import timestamp
 from killick.engine import renewals
+from killick.engine.approval.argument_edits import call
 from killick.engine.claims import ClaimedRun
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
-from killick.errors import RunBusy
+from killick.engine.views import Wait
+from killick.errors import RunBusy, RunUnknown
+from killick.history.run_info import info
 from killick.model.codec import plain
 from killick.store.records import ENDED, RunRow
 
@@ -27,8 +31,13 @@ SIT_SECONDS: Final = 0.5
 SLICE_SECONDS: Final = 600.0
 """How long a run continues before it yields to the engine at its next step."""
 
-RESULT_BYTES_MAX: Final = 65_536
-"""Larger results stay in the store, and the engine only learns that there is one."""
+BUSY_SECONDS: Final = 0.5
+"""After how long a turn is taken again whose run another process holds."""
+
+_LEAVE_SECONDS: Final = 0.2
+
+RESULT_BYTES_MAX: Final = 1_000_000
+"""Larger results stay in the store: engines limit what they pass on."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +48,24 @@ class TurnOutcome:
     status: str
     wait_seconds: float | None = None
     """Seconds until it continues by itself: 0 is at once, None waits for an outside event."""
+    step: str | None = None
+    """The number of the current step."""
+    waits: list[dict[str, Any]] = field(default_factory=list)
+    """The open waits, as `wait_shown` shows them."""
     result: Any = None
-    whole: bool = True
-    """Whether `result` is the result; a too large one stays in the store."""
+    """The result; one that is too large is named instead, as `{"killick_run": …, "bytes": …}`."""
     failure: str | None = None
 
     @property
     def has_ended(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def error(self) -> tuple[str, str] | None:
+        """The name and the text of the error by which a failed or cancelled run ended."""
+        if not self.has_ended or self.status == "completed":
+            return None
+        return f"Run{self.status.capitalize()}", f"{self.run}: {self.failure or self.status}"
 
 
 class Turn:
@@ -110,21 +129,92 @@ class Turn:
             return _ended(advanced)
         if advanced.left:
             return TurnOutcome(self._run, advanced.status, 0.0)
+        shown = state_of(self._client, self._run)
         if advanced.status == "paused":
-            return TurnOutcome(self._run, advanced.status)
+            return TurnOutcome(self._run, advanced.status, step=shown.step, waits=shown.waits)
         # A message of the last moment is already in the index, but not in the fold from when the run parked.
         row = self._client.runtime.store.index(self._run)
         wake_at_us = advanced.wake_at_us if row is None else row.wake_at_us
         now_us = self._client.runtime.clock.now_us()
         seconds = None if wake_at_us is None else max((wake_at_us - now_us) / 1_000_000, 0.0)
-        return TurnOutcome(self._run, advanced.status, seconds)
+        return TurnOutcome(self._run, advanced.status, seconds, shown.step, shown.waits)
+
+
+class TurnRunner:
+    """Takes the turns of an engine that calls this process and may hang up, and drains them."""
+
+    def __init__(
+        self, client: AnyClient, *, concurrency: int, lease_seconds: float = LEASE_SECONDS,
+        slice_seconds: float = SLICE_SECONDS,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._room = asyncio.Semaphore(concurrency)
+        self._options = {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds}
+        self._turns: dict[asyncio.Task[TurnOutcome], Turn] = {}
+        self._is_draining = False
+
+    async def take(self, run: str) -> TurnOutcome:
+        """One turn. If the engine hangs up, the current step is still finished, and no more. RunUnknown if there is no
+        such run."""
+        async with self._room:
+            if self._is_draining:
+                return TurnOutcome(run, "running", BUSY_SECONDS)
+            turn = Turn(self._client, run, **self._options)
+            work = asyncio.get_running_loop().create_task(turn.take())
+            self._turns[work] = turn
+            work.add_done_callback(self._over)
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                turn.leave()
+                raise
+            except RunBusy:
+                # Its holder finishes a step, or is dead and will be detected.
+                return TurnOutcome(run, "running", BUSY_SECONDS)
+
+    def _over(self, work: asyncio.Task[TurnOutcome]) -> None:
+        self._turns.pop(work, None)
+        if not work.cancelled():
+            work.exception()  # reported to the engine, or no caller waits for it
+
+    async def drain(self) -> None:
+        """Takes no more turns, and lets every active run yield at its next step."""
+        self._is_draining = True
+        while self._turns:
+            for turn in self._turns.values():
+                turn.leave()
+            await asyncio.wait(set(self._turns), timeout=_LEAVE_SECONDS)
+
+
+def state_of(client: AnyClient, run: str) -> TurnOutcome:
+    """Returns the recorded state of a run. RunUnknown if there is none."""
+    run = renewals.latest(client.runtime.log, run)
+    if client.runtime.store.index(run) is None:
+        raise RunUnknown(run)
+    found = info(client.runtime.log, run)
+    if found.status in ENDED:
+        return _ended(ended(client.runtime.engine, run))
+    is_shown = client.runtime.log.keys is None
+    return TurnOutcome(run, found.status, step=found.step, waits=[wait_shown(each, is_shown) for each in found.waits])
+
+
+def wait_shown(wait: Wait, is_shown: bool) -> dict[str, Any]:
+    """Returns a wait as an engine shows it. The content of an encrypted store stays there."""
+    shown = {
+        "step": wait.step, "kind": wait.waits_for, "name": wait.name, "to": list(wait.to), "verbs": list(wait.verbs),
+        "deadline": None if wait.deadline_us is None else timestamp(wait.deadline_us),
+    }  # fmt: skip
+    if is_shown:
+        prompt = wait.prompt or (call(wait.intention) if wait.intention is not None else None)
+        shown |= {"prompt": prompt, "options": plain(list(wait.options)), "schema": plain(wait.schema)}
+    return shown
 
 
 def _ended(advanced: RunOutcome) -> TurnOutcome:
     failure = None if advanced.failure is None else str(advanced.failure)
     result = plain(advanced.result)
-    if len(msgspec.json.encode(result)) > RESULT_BYTES_MAX:
-        return TurnOutcome(advanced.run, advanced.status, whole=False, failure=failure)
+    if (size := len(msgspec.json.encode(result))) > RESULT_BYTES_MAX:
+        result = {"killick_run": advanced.run, "bytes": size}
     return TurnOutcome(advanced.run, advanced.status, result=result, failure=failure)
 
 

@@ -1,8 +1,8 @@
 """Runs on Restate: it owns scheduling, timers, messages and failover. Killick's log owns the state.
 
-Each run is a virtual object under its id, which Restate executes one invocation at a time. A turn of the run is one
-invocation, a wait is a delayed invocation, and each outside event is another. So a journal holds only a turn's outcome,
-for a run of any length.
+Each agent is a virtual object, and each run a key of it, which Restate executes one invocation at a time. A turn of the
+run is one invocation, a wait is a delayed invocation, and each outside event is another. So a journal holds only a
+turn's outcome, for a run of any length. Callers wait for the result by an awakeable.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -19,18 +20,20 @@ from urllib.parse import quote
 
 import restate
 from restate.client import create_client
-from restate.exceptions import RetryableError, TerminalError
+from restate.exceptions import TerminalError
 
-from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
+from killick.adapters import engine_commands
+from killick.adapters.engine_turns import SLICE_SECONDS, TurnOutcome, TurnRunner, name_of
 from killick.adapters.engine_wakeups import RunWaker, reason_of
 from killick.client.client import AnyClient
 from killick.client.start import AsyncHandle
-from killick.definitions.agents import AnyAgent
+from killick.definitions.agents import AGENTS, AnyAgent
 from killick.engine.leases import LEASE_SECONDS
-from killick.errors import AnswerRefused, KillickError, RunBusy, RunUnknown
+from killick.errors import KillickError, RunUnknown
 from killick.store.records import RunRow
 
 WAKE: Final = "wake"
+ATTEND: Final = "attend"
 
 _STEP_LONGEST: Final = timedelta(days=1)
 """How long a yielding turn may take for its current step before Restate aborts it."""
@@ -38,8 +41,13 @@ _STEP_LONGEST: Final = timedelta(days=1)
 _ONCE_FOR: Final = timedelta(hours=1)
 """How long equal reasons are deduplicated."""
 
-_BUSY_SECONDS: Final = 0.5
-_LEAVE_SECONDS: Final = 0.2
+_SUSPEND_AFTER: Final = timedelta(seconds=5)
+"""How long a call may hold its connection while it only waits for the run."""
+
+_CANCELLED: Final = 409
+"""The status of an invocation that Restate cancelled."""
+
+_LOOK_SECONDS: Final = 0.02
 _CLOSE_SECONDS: Final = 2.0
 _AGAIN: Final = restate.InvocationRetryPolicy(
     initial_interval=timedelta(milliseconds=200),
@@ -54,7 +62,6 @@ class Restate:
     """Killick's runs on a Restate server: Restate calls `app`, and an `async with` block watches for runs.
 
     ingress         Restate's ingress address
-    name            the virtual object's name
     agents          the agents whose runs are Restate's, by name; default: all declared in this process
     concurrency     the maximum number of concurrent runs in this process
     lease_seconds   how long a frozen process keeps a run before another may take it
@@ -63,29 +70,27 @@ class Restate:
     """
 
     def __init__(
-        self, client: AnyClient, ingress: str = "http://localhost:8080", *, name: str = "killick",
+        self, client: AnyClient, ingress: str = "http://localhost:8080", *,
         agents: Collection[str] | None = None, concurrency: int = 100, lease_seconds: float = LEASE_SECONDS,
         slice_seconds: float = SLICE_SECONDS, duties: bool = True,
     ) -> None:  # fmt: skip
         self._client = client.as_async()
         self._ingress = ingress
-        self._agents = agents
-        self._room = asyncio.Semaphore(concurrency)
-        self._lease_seconds = lease_seconds
+        self._agents = tuple(AGENTS.names() if agents is None else agents)
+        options = {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds}
+        self._turns = TurnRunner(self._client, concurrency=concurrency, **options)
         self._slice_seconds = slice_seconds
         self._duties = duties
-        self._turns: dict[asyncio.Task[TurnOutcome], Turn] = {}
         self._open = 0
-        self._draining = False
         self._gone = asyncio.Event()
         self._requests: Any = None
         self._serving = AsyncExitStack()
-        self._object = self._made(name)
+        self._objects = [self._made(name) for name in self._agents]
 
     @property
     def objects(self) -> Sequence[restate.VirtualObject]:
         """The services for a custom endpoint: `restate.app([…, *engine.objects])`."""
-        return (self._object,)
+        return self._objects
 
     @property
     def app(self) -> Any:
@@ -133,15 +138,11 @@ class Restate:
 
         Call it before the server of `app` stops, so that Restate receives each turn's outcome.
         """
-        self._draining = True
-        while self._turns:
-            for turn in self._turns.values():
-                turn.leave()
-            await asyncio.wait(set(self._turns), timeout=_LEAVE_SECONDS)
+        await self._turns.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 while self._open:
-                    await asyncio.sleep(_LEAVE_SECONDS / 10)
+                    await asyncio.sleep(_LOOK_SECONDS)
         self._gone.set()
 
     # starting ---------------------------------------------------------------------------------
@@ -164,14 +165,14 @@ class Restate:
         if self._requests is None:
             raise KillickError("this engine is not open; use it in an `async with` block")
         key, once = quote(name_of(row), safe=""), quote(reason, safe="@+:")
-        await self._requests.generic_send(self._object.name, WAKE, b"", key=key, idempotency_key=once)
+        await self._requests.generic_send(row.agent, WAKE, b"", key=key, idempotency_key=once)
 
     # handlers ---------------------------------------------------------------------------------
 
     def _made(self, name: str) -> restate.VirtualObject:
         made = restate.VirtualObject(
             name,
-            description="Runs of Killick's, each under its id",
+            description=f"Runs of the agent {name}, each under its id",
             # No turn must yield before its slice is over, and none is aborted in a step.
             inactivity_timeout=timedelta(seconds=self._slice_seconds + 60),
             abort_timeout=_STEP_LONGEST,
@@ -179,59 +180,84 @@ class Restate:
             invocation_retry_policy=_AGAIN,
         )
 
-        @made.handler(WAKE)
-        async def wake(ctx: restate.ObjectContext) -> dict[str, Any]:
-            """Takes a turn, and schedules the next."""
-            outcome: dict[str, Any] = await ctx.run_typed("turn", self._turn, run=ctx.key())
-            timer = await ctx.get("timer", type_hint=str)
-            if timer is not None and timer != ctx.request().id:
-                ctx.cancel_invocation(timer)
-            ctx.clear("timer")
-            seconds = outcome["wait_seconds"]
-            if seconds is not None:
-                sent = ctx.generic_send(made.name, WAKE, b"", key=ctx.key(), send_delay=timedelta(seconds=seconds))
-                ctx.set("timer", await sent.invocation_id())
-            ctx.set("outcome", outcome)
-            return outcome
+        @made.handler("run", kind="shared", inactivity_timeout=_SUSPEND_AFTER)
+        async def run(ctx: restate.ObjectSharedContext, given: Any) -> Any:
+            """Starts the run on an input, unless it exists, and returns its result. Cancelling this cancels the run."""
+            await ctx.run_typed("create", self._create, agent=name, run=ctx.key(), given=given)
+            caller, ended = ctx.awakeable(type_hint=dict)
+            ctx.generic_send(name, ATTEND, json.dumps(caller).encode(), key=ctx.key())
+            try:
+                return _result(TurnOutcome(**await ended))
+            except TerminalError as error:
+                if error.status_code == _CANCELLED:
+                    because = {"because": "its invocation was cancelled"}
+                    await ctx.run_typed("cancel", self._obey, run=ctx.key(), command="cancel", given=because, id="")
+                raise
 
-        @made.handler("outcome", kind="shared")
-        async def outcome(ctx: restate.ObjectSharedContext) -> dict[str, Any] | None:
-            """Returns the run's outcome after its last turn."""
+        @made.handler(ATTEND, ingress_private=True)
+        async def attend(ctx: restate.ObjectContext, caller: str) -> None:
+            """Takes a turn, and resolves a caller's awakeable when the run ends."""
+            ctx.set("callers", [*(await ctx.get("callers", type_hint=list) or []), caller])
+            await self._turned(ctx, name)
+
+        @made.handler(WAKE)
+        async def wake(ctx: restate.ObjectContext) -> None:
+            """Takes a turn, and schedules the next."""
+            await self._turned(ctx, name)
+
+        @made.handler("state", kind="shared")
+        async def state(ctx: restate.ObjectSharedContext) -> dict[str, Any] | None:
+            """Returns the run's outcome after its last turn, with its open waits."""
             return await ctx.get("outcome", type_hint=dict)
 
-        @made.handler("cancel", kind="shared")
-        async def cancel(ctx: restate.ObjectSharedContext) -> None:
-            """Cancels the run, which then ends in its own way."""
-            await ctx.run_typed("cancel", self._cancel, run=ctx.key())
-
+        for command in engine_commands.COMMANDS:
+            made.handler(command, kind="shared")(self._commander(command))
         return made
 
+    def _commander(self, command: str) -> Callable[[restate.ObjectSharedContext, dict[str, Any]], Any]:
+        async def obeyed(ctx: restate.ObjectSharedContext, given: dict[str, Any]) -> None:
+            """Carries out a command for the run; its refusal is the caller's error."""
+            request = ctx.request().id
+            await ctx.run_typed(command, self._obey, run=ctx.key(), command=command, given=given, id=request)
+
+        return obeyed
+
+    async def _turned(self, ctx: restate.ObjectContext, name: str) -> None:
+        outcome: dict[str, Any] = await ctx.run_typed("turn", self._turn, run=ctx.key())
+        timer = await ctx.get("timer", type_hint=str)
+        if timer is not None and timer != ctx.request().id:
+            ctx.cancel_invocation(timer)
+        ctx.clear("timer")
+        seconds = outcome["wait_seconds"]
+        if seconds is not None:
+            sent = ctx.generic_send(name, WAKE, b"", key=ctx.key(), send_delay=timedelta(seconds=seconds))
+            ctx.set("timer", await sent.invocation_id())
+        ctx.set("outcome", outcome)
+        if TurnOutcome(**outcome).has_ended:
+            for caller in await ctx.get("callers", type_hint=list) or []:
+                ctx.resolve_awakeable(caller, outcome)
+            ctx.clear("callers")
+
+    async def _create(self, agent: str, run: str, given: Any) -> None:
+        with engine_commands.final(_error):
+            await engine_commands.create(self._client, agent, run, given)
+
+    async def _obey(self, run: str, command: str, given: dict[str, Any], id: str) -> None:  # noqa: A002
+        with engine_commands.final(_error):
+            await engine_commands.obey(self._client, run, command, given, request=id)
+
     async def _turn(self, run: str) -> dict[str, Any]:
-        """One turn. If Restate aborts it, the current step is still finished, and no more."""
-        async with self._room:
-            if self._draining:
-                raise RetryableError("this endpoint stops", retry_after=timedelta(seconds=_BUSY_SECONDS))
-            try:
-                turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
-                work = asyncio.get_running_loop().create_task(turn.take())
-                self._turns[work] = turn
-                work.add_done_callback(self._over)
-                outcome = await asyncio.shield(work)
-            except asyncio.CancelledError:
-                turn.leave()
-                raise
-            except RunBusy:
-                # Its holder finishes a step, or is dead and will be detected.
-                outcome = TurnOutcome(run, "running", _BUSY_SECONDS)
-            except RunUnknown as unknown:
-                raise TerminalError(str(unknown), status_code=404) from None
-        return dataclasses.asdict(outcome)
+        with engine_commands.final(_error):
+            return dataclasses.asdict(await self._turns.take(run))
 
-    def _over(self, work: asyncio.Task[TurnOutcome]) -> None:
-        self._turns.pop(work, None)
-        if not work.cancelled():
-            work.exception()  # reported to Restate, or no caller waits for it
 
-    async def _cancel(self, run: str) -> None:
-        with contextlib.suppress(AnswerRefused):  # it is over
-            await self._client.cancel(run, because="it was cancelled in Restate")
+def _result(outcome: TurnOutcome) -> Any:
+    """Returns a run's result, or raises its error."""
+    if outcome.error is not None:
+        raise TerminalError(": ".join(outcome.error))
+    return outcome.result
+
+
+def _error(refused: Exception) -> TerminalError:
+    status = 404 if isinstance(refused, RunUnknown) else 400
+    return TerminalError(f"{type(refused).__name__}: {refused}", status_code=status)

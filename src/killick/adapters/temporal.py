@@ -1,8 +1,7 @@
 """Runs on Temporal: it owns scheduling, timers, signals and failover. Killick's log owns the state.
 
-Each run has one workflow, which knows only its id and its outcome: a turn of the run is an activity, a wait is a
-Temporal timer, and an outside event is a signal without content. So a workflow's history grows with the number of
-waits, not with the data.
+Each run has one workflow (`temporal_workflow`). Its activities are here: they create the run, take its turns and carry
+out its commands.
 """
 
 from __future__ import annotations
@@ -11,125 +10,40 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
-from temporalio import activity, workflow
+from temporalio import activity
 from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import SignalWorkflowExecutionRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowHandle
-from temporalio.common import Priority, RetryPolicy, WorkflowIDConflictPolicy
+from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
+from killick.adapters import engine_commands
+from killick.adapters import temporal_workflow as flow
 from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
 from killick.adapters.engine_wakeups import RunWaker
+from killick.adapters.temporal_workflow import EngineSettings, RunWorkflow
 from killick.client.client import AnyClient
 from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
-from killick.errors import AnswerRefused, RunBusy, RunUnknown
+from killick.errors import RunBusy, RunUnknown
+from killick.logger import get_logger
 from killick.store.records import RunRow
 
-ADVANCE: Final = "killick.advance"
-CANCEL: Final = "killick.cancel"
-WAKE: Final = "wake"
+logger: Final = get_logger("killick.adapters")
 
-_LONGEST: Final = timedelta(days=365)
-"""The maximum length of a turn. A lost one is detected by its missing heartbeat, long before."""
-
-_AGAIN: Final = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=60))
 _LEAVE_SECONDS: Final = 0.5
 _BUSY_SECONDS: Final = (0.1, 2.0)
 """The first and the maximum retry interval of a turn whose run is held."""
 
 _STICKY: Final = timedelta(seconds=1)
 """The sticky timeout: a workflow's history is short, and another worker reads it quickly."""
-
-
-@dataclass(frozen=True)
-class TurnSettings:
-    """A workflow's settings for its turns."""
-
-    heartbeat_seconds: float
-
-
-# the workflow ---------------------------------------------------------------------------------------
-
-
-# Ours, and deterministic: the sandbox would import all of Killick for each workflow.
-@workflow.defn(name="killick.run", sandboxed=False)
-class RunWorkflow:
-    """A run as Temporal sees it."""
-
-    def __init__(self) -> None:
-        self._woken = 0
-        self._outcome: TurnOutcome | None = None
-
-    @workflow.run
-    async def run(self, run: str, terms: TurnSettings) -> TurnOutcome:
-        """Runs until the run has ended. Cancelling the workflow cancels its run, which then ends in its own way."""
-        cancelled = False
-        work = asyncio.create_task(self._until_ended(run, terms))
-        while True:
-            try:
-                ended = await asyncio.shield(work)
-                break
-            except asyncio.CancelledError:
-                cancelled = True
-                await workflow.execute_activity(
-                    CANCEL, run, start_to_close_timeout=timedelta(seconds=60), retry_policy=_AGAIN
-                )
-                self._woken += 1
-        if ended.status == "cancelled" and cancelled:
-            raise asyncio.CancelledError
-        if ended.status != "completed":
-            message = f"{ended.run}: {ended.failure or ended.status}"
-            raise ApplicationError(message, type=f"Run{ended.status.capitalize()}", non_retryable=True)
-        return ended
-
-    @workflow.signal(name=WAKE)
-    def wake(self) -> None:
-        """Signals an outside event. The run finds it in its inbox."""
-        self._woken += 1
-
-    @workflow.query(name="outcome")
-    def outcome(self) -> TurnOutcome | None:
-        """Returns the run's outcome after its last turn."""
-        return self._outcome
-
-    def _is_woken(self, seen: int) -> bool:
-        return self._woken != seen
-
-    async def _until_ended(self, run: str, terms: TurnSettings) -> TurnOutcome:
-        while True:
-            seen = self._woken
-            outcome: TurnOutcome = await workflow.execute_activity(
-                ADVANCE,
-                run,
-                result_type=TurnOutcome,
-                start_to_close_timeout=_LONGEST,
-                heartbeat_timeout=timedelta(seconds=terms.heartbeat_seconds),
-                retry_policy=_AGAIN,
-            )
-            self._outcome = outcome
-            if outcome.has_ended:
-                return outcome
-            if outcome.wait_seconds != 0.0:
-                workflow.set_current_details(f"{outcome.run} is {outcome.status}")
-                seconds = outcome.wait_seconds
-                with contextlib.suppress(TimeoutError):
-                    await workflow.wait_condition(
-                        partial(self._is_woken, seen), timeout=None if seconds is None else timedelta(seconds=seconds)
-                    )
-            if workflow.info().is_continue_as_new_suggested():
-                workflow.continue_as_new(args=[run, terms])
-
-
-# the engine -----------------------------------------------------------------------------------------
 
 
 class Temporal:
@@ -142,6 +56,7 @@ class Temporal:
     lease_seconds       how long a frozen worker keeps a run before another may take it
     slice_seconds       how long a run continues before it returns to the queue at its next step
     duties              whether this process also runs triggers and hooks, as a Killick worker does
+    search_attributes   whether workflows have Killick's; default: if they can be added to the namespace
     options             other options of Temporal's `Worker`: `build_id`, `interceptors` …
     """
 
@@ -151,14 +66,15 @@ class Temporal:
         self, client: AnyClient, temporal: TemporalClient, *, task_queue: str = "killick",
         agents: Collection[str] | None = None, concurrency: int = 10, heartbeat_seconds: float = 10.0,
         lease_seconds: float = LEASE_SECONDS, slice_seconds: float = SLICE_SECONDS, duties: bool = True,
-        **options: Any,
+        search_attributes: bool | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._client = client.as_async()
         self._temporal = temporal
         self._queue = task_queue
         self._agents = agents
         self._concurrency = concurrency
-        self._terms = TurnSettings(heartbeat_seconds)
+        self._heartbeat_seconds = heartbeat_seconds
+        self._is_searchable = search_attributes
         self._lease_seconds = lease_seconds
         self._slice_seconds = slice_seconds
         self._duties = duties
@@ -168,7 +84,7 @@ class Temporal:
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
         """The activities of a custom worker, besides `workflows`; then use `waking()`."""
-        return (self._advance, self._cancel)
+        return (self._create, self._advance, self._command)
 
     def waking(self) -> RunWaker:
         """Signals workflows about events for their runs, and starts those of new runs: an `async with` block."""
@@ -201,12 +117,13 @@ class Temporal:
     async def start(self, agent: AnyAgent, input: Any = None, *, id: str | None = None, **options: Any) -> Any:  # noqa: A002
         """Creates a run, as `kd.start` does, and its workflow; returns the workflow's handle.
 
-        `kd.start` alone suffices, from anywhere: a serving process notices it.
+        `kd.start` alone suffices, from any process with the store: a serving process notices it. So does starting a
+        workflow, from any language: its type is the agent's name, its id becomes the run's, its argument is the input.
         """
         handle = await self._client.start(agent, input, id=id, **options)
         return await self.workflow_of(handle.id)
 
-    async def workflow_of(self, run: str) -> WorkflowHandle[Any, TurnOutcome]:
+    async def workflow_of(self, run: str) -> WorkflowHandle[Any, Any]:
         """Returns a run's workflow, started if absent."""
         row = self._client.runtime.store.index(run)
         if row is None:
@@ -220,8 +137,8 @@ class Temporal:
             return
         signal = SignalWorkflowExecutionRequest(
             namespace=self._temporal.namespace,
-            workflow_execution=WorkflowExecution(workflow_id=workflow_id(row)),
-            signal_name=WAKE,
+            workflow_execution=WorkflowExecution(workflow_id=name_of(row)),
+            signal_name=flow.WAKE,
             identity=self._temporal.identity,
             request_id=reason,
         )
@@ -232,26 +149,55 @@ class Temporal:
                 raise
             await self._started(row)
 
-    async def _started(self, row: RunRow) -> WorkflowHandle[Any, TurnOutcome]:
+    async def _started(self, row: RunRow) -> WorkflowHandle[Any, Any]:
         return await self._temporal.start_workflow(
-            RunWorkflow.run,
-            args=[name_of(row), self._terms],
-            id=workflow_id(row),
+            row.agent,
+            id=name_of(row),
             task_queue=self._queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             priority=Priority(priority_key=min(max(3 - row.priority, 1), 5)),
-            static_summary=row.agent,
-            task_timeout=timedelta(seconds=self._terms.heartbeat_seconds),
+            static_summary=f"{row.agent} {row.run}",
+            task_timeout=timedelta(seconds=self._heartbeat_seconds),
         )
+
+    async def _can_search(self) -> bool:
+        """Whether the namespace has Killick's search attributes; adds those that it lacks."""
+        if self._is_searchable is None:
+            service, namespace = self._temporal.operator_service, self._temporal.namespace
+            try:
+                found = await service.list_search_attributes(ListSearchAttributesRequest(namespace=namespace))
+                wanted: dict[str, Any] = {key.name: key.indexed_value_type for key in flow.SEARCH}
+                if missing := {name: kind for name, kind in wanted.items() if name not in found.custom_attributes}:
+                    made = AddSearchAttributesRequest(namespace=namespace, search_attributes=missing)
+                    await service.add_search_attributes(made)
+                self._is_searchable = True
+            except RPCError as error:
+                logger.warning("no search attributes: they could not be added namespace=%s error=%s", namespace, error)
+                self._is_searchable = False
+        return self._is_searchable
 
     # activities -------------------------------------------------------------------------------
 
-    @activity.defn(name=ADVANCE)
+    @activity.defn(name=flow.CREATE)
+    async def _create(self, agent: str, run: str, input: Any) -> EngineSettings:  # noqa: A002
+        """Creates the run of a workflow that was started elsewhere. Another worker may know an unknown agent."""
+        with engine_commands.final(_error):
+            await engine_commands.create(self._client, agent, run, input)
+        return EngineSettings(self._heartbeat_seconds, await self._can_search())
+
+    @activity.defn(name=flow.COMMAND)
+    async def _command(self, run: str, command: str, given: dict[str, Any], request: str) -> None:
+        """Carries out a command for a run."""
+        with engine_commands.final(_error):
+            await engine_commands.obey(self._client, run, command, given, request=request)
+
+    @activity.defn(name=flow.ADVANCE)
     async def _advance(self, run: str) -> TurnOutcome:
         """One turn. A worker that stops, or lost its heartbeat, finishes the current step, and no more."""
         try:
-            turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
-            return await self._alive(turn)
+            with engine_commands.final(_error):
+                turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
+                return await self._alive(turn)
         except RunBusy as busy:
             # Its holder finishes a step, or is dead and will be detected.
             least, most = _BUSY_SECONDS
@@ -259,14 +205,12 @@ class Temporal:
             again = timedelta(seconds=seconds)
             benign = ApplicationErrorCategory.BENIGN
             raise ApplicationError(str(busy), type="RunBusy", next_retry_delay=again, category=benign) from None
-        except RunUnknown as unknown:
-            raise ApplicationError(str(unknown), type="RunUnknown", non_retryable=True) from None
 
     async def _alive(self, turn: Turn) -> TurnOutcome:
         loop = asyncio.get_running_loop()
         work = loop.create_task(turn.take())
         stopping = loop.create_task(activity.wait_for_worker_shutdown())
-        beat = self._terms.heartbeat_seconds / 3
+        beat = self._heartbeat_seconds / 3
         try:
             while not work.done():
                 activity.heartbeat()
@@ -284,12 +228,6 @@ class Temporal:
             stopping.cancel()
         return work.result()
 
-    @activity.defn(name=CANCEL)
-    async def _cancel(self, run: str) -> None:
-        with contextlib.suppress(AnswerRefused):  # it is over
-            await self._client.cancel(run, because="its workflow was cancelled")
 
-
-def workflow_id(row: RunRow) -> str:
-    """Returns a run's workflow id. A renewed run keeps its workflow."""
-    return f"killick:{name_of(row)}"
+def _error(refused: Exception) -> ApplicationError:
+    return ApplicationError(str(refused), type=type(refused).__name__, non_retryable=True)

@@ -52,9 +52,7 @@ def test_a_run_that_anybody_starts_goes_to_its_end(server: RestateServer, store:
                 assert await handle.result(20) == "ann is paid"
             again = await engine.start(agents.payer, "bob", id="whole-2")
             assert await again.result(20) == "bob is paid"
-            await until(
-                lambda: httpx.post(f"{server.ingress}/killick/whole-2/outcome").json()["result"] == "bob is paid"
-            )
+            await until(lambda: httpx.post(f"{server.ingress}/payer/whole-2/state").json()["result"] == "bob is paid")
 
     asyncio.run(story())
     assert len(world.read_text().splitlines()) == 2
@@ -142,7 +140,9 @@ def test_a_run_can_be_cancelled_through_restate(server: RestateServer, store: st
         async with serving(server, store, port) as (kd, engine):
             handle = await engine.start(agents.asker, "ann", id="cancelling-1")
             await until(lambda: kd.inbox())
-            told = await asyncio.to_thread(httpx.post, f"{server.ingress}/killick/cancelling-1/cancel", timeout=300)
+            told = await asyncio.to_thread(
+                httpx.post, f"{server.ingress}/asker/cancelling-1/cancel", json={}, timeout=300
+            )
             assert told.is_success
             with pytest.raises(killick.errors.RunCancelled):
                 await handle.result(20)

@@ -8,6 +8,7 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from temporalio import activity, workflow
 from temporalio.client import Client
@@ -50,6 +51,17 @@ class PlainTalker:
                 )
             )
         return len(messages)
+
+
+@workflow.defn
+class Caller:
+    """A workflow that calls an activity by name."""
+
+    @workflow.run
+    async def run(self, name: str, whom: str, seconds: float) -> Any:
+        return await workflow.execute_activity(
+            name, whom, start_to_close_timeout=timedelta(seconds=seconds), result_type=None
+        )
 
 
 def worker(client: Client, queue: str) -> Worker:

@@ -34,7 +34,7 @@ def test_three_hundred_calls_over_a_large_conversation_end_where_a_plain_workflo
         client = await server.client()
         async with killick.open_async(store) as kd, Temporal(kd, client, task_queue="talk", build_id="tests") as engine:
             workflow = await engine.start(agents.talker, CALLS, id="talk-1")
-            assert (await workflow.result()).result == 200 + CALLS
+            assert await workflow.result() == 200 + CALLS
             history = await workflow.fetch_history()
             return len(history.events), sum(event.ByteSize() for event in history.events)
 
