@@ -20,7 +20,7 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6815, "agents": 1179, "archive": 1799, "audit": 1218, "check": 3413, "cli": 7655, "client": 2278,
+    "adapters": 6835, "agents": 1179, "archive": 1799, "audit": 1218, "check": 3413, "cli": 7655, "client": 2278,
     "contracts": 2621, "definitions": 1807, "encryption": 591, "engine": 12701, "history": 6881, "llm": 1131, "log":
     2620, "model": 4920, "presenting": 2843, "proxy": 2208, "replay": 731, "store": 7765, "testing": 979, "top": 2145,
     "web": 8081, "window": 2658, "workers": 3298, "workspace": 4694,

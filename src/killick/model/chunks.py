@@ -29,10 +29,7 @@ from killick.model.codec import Erased, plain, restore
 from killick.model.hashing import value_hash
 from killick.model.typed import convert
 
-__all__ = [
-    "REFERENCE", "Blob", "Erased", "Fetch", "Packed", "SharedReader", "check", "children", "pack", "references",
-    "unpack",
-]  # fmt: skip
+__all__ = ["Blob", "Erased", "Fetch", "Packed", "SharedReader", "check", "children", "pack", "references", "unpack"]
 
 STRING_BYTES_MAX: Final = 512
 """A longer string or bytes value, as encoded, is stored as chunks."""
