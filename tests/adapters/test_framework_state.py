@@ -74,22 +74,31 @@ def test_values_of_many_entries_are_read_at_once_and_share_nothing(
 ) -> None:
     shared = ["x" * 5_000]
     shelf.put("a", *(StateEntry(str(n), [n, shared]) for n in range(300)))
-    entries, store, reads = shelf.entries("a"), shelf.client.runtime.store, list[str]()
+    store, reads = shelf.client.runtime.store, list[str]()
     for name in ("head", "read", "pieces"):
         own = getattr(store, name)
         monkeypatch.setattr(
             store, name, lambda *given, _own=own, _name=name, **more: reads.append(_name) or _own(*given, **more)
         )
-    found = shelf.values("a", entries)
+    found = FrameworkState(shelf.client, "tests").values("a")
     assert len(reads) <= 3
     assert found == [[n, shared] for n in range(300)]
     found[0][1].append("changed")
-    assert found[1][1] == shared == shelf.values("a", entries[:1])[0][1]
-    assert shelf.values("nobody", ()) == []
+    assert found[1][1] == shared == shelf.values("a", lambda entries: entries[:1])[0][1]
+    assert shelf.values("nobody") == []
 
 
 def test_values_that_were_read_before_come_back_whole_however_they_were_changed(shelf: FrameworkState) -> None:
-    values = [{"x": [1, {"y": "z" * 600}]}, {"x": (1, b"2")}, {"$ref": "no reference"}, 2**70, float("inf"), None]
+    long = ["z" * 600, "$5 " * 300, b"b" * 600, {"$ref": "z" * 600}, [*range(9_000)], '"{$ref' * 100]
+    values = [
+        {"x": [1, {"y": "z" * 600}]},
+        {"x": (1, b"2")},
+        {"$ref": "no reference"},
+        2**70,
+        float("inf"),
+        None,
+        *long,
+    ]
     shelf.put("a", *(StateEntry(str(place), value) for place, value in enumerate(values)))
     for _ in range(3):
         found = shelf.values("a")

@@ -96,7 +96,7 @@ class KillickSessionStore(SessionStore):
     def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Returns a whole transcript; None if there is none."""
         shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
-        return shelf.values(id, [each for each in shelf.entries(id) if each.name != _SUMMARY]) or None
+        return shelf.values(id, lambda entries: [each for each in entries if each.name != _SUMMARY]) or None
 
     @in_thread
     def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:

@@ -30,7 +30,7 @@ from killick.log.writer import Entry, RunLog
 from killick.lru import Lru
 from killick.model import event_codec, system_events
 from killick.model import events as e
-from killick.model.chunks import SharedReader
+from killick.model.chunks import REFERENCE, SharedReader
 from killick.store.records import OWN_AGENTS, OWN_RUNS, Head, Row, RunQuery
 
 P = ParamSpec("P")
@@ -145,11 +145,13 @@ class FrameworkState:
             log.refresh()
             return list(log.standing.values())
 
-    def values(self, id: str, entries: Sequence[StateEntry] | None = None) -> list[Any]:  # noqa: A002
-        """Returns the values of an id's entries, or of some, in one read. The caller may mutate them."""
-        log, wanted = self.log(id), self.entries(id) if entries is None else entries
+    def values(self, id: str, choose: Callable[[Sequence[StateEntry]], Sequence[StateEntry]] = list) -> list[Any]:  # noqa: A002
+        """Returns the values of an id's current entries, or of the chosen ones, in one read. The caller may mutate
+        them."""
+        log, fresh = self.log(id), dict[int, bytes]()
         with log.lock:
-            return log.copies([each.seq for each in wanted], self._copies)
+            log.refresh(fresh)
+            return log.copies([each.seq for each in choose(list(log.standing.values()))], self._copies, fresh)
 
     def get(self, id: str, name: str) -> StateEntry | None:  # noqa: A002
         """Returns the entry of this name."""
@@ -260,14 +262,17 @@ class StateLog:
 
     # reading ----------------------------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """Reads new events of any writer."""
+    def refresh(self, fresh: dict[int, bytes] | None = None) -> None:
+        """Reads new events of any writer, and their data into `fresh`, if given."""
         store = self._client.runtime.store
         head = self._head()
         while head is not None and self.seq < head.seq:
-            rows = store.read(self._run, after=self.seq, limit=min(_ROWS, head.seq - self.seq), data=False)
+            limit = min(_ROWS, head.seq - self.seq)
+            rows = store.read(self._run, after=self.seq, limit=limit, data=fresh is not None)
             if not rows:
                 break
+            if fresh is not None:
+                fresh |= {row.seq: row.data for row in rows if row.data is not None}
             for row in rows:
                 self._apply(row.seq, event_codec.decode(row.body))
 
@@ -296,19 +301,36 @@ class StateLog:
 
         RunUnknown if the log was removed since.
         """
-        return self._read(self._raws(seqs))
+        raws = self._raws(seqs)
+        sharing = self._sharing(raws)
+        return {seq: sharing.unpack(raw, expected=True)["value"] for seq, raw in raws.items()}
 
-    def copies(self, seqs: Sequence[int], cache: Cache[bytes]) -> list[Any]:
-        """Returns the values at some events, for the caller to mutate. Plain JSON is cached as such."""
+    def copies(self, seqs: Sequence[int], cache: Cache[bytes], fresh: Mapping[int, bytes]) -> list[Any]:
+        """Returns the values at some events, for the caller to mutate; `fresh` has data that was just read.
+
+        JSON without references is cached. A reference is replaced in it by the JSON that it names.
+        """
         known = {seq: cache.get((self._run, seq)) for seq in seqs}
-        raws, odd = self._raws({seq for seq, raw in known.items() if raw is None}), dict[int, Any]()
-        shared = self._read({seq: raw for seq, raw in raws.items() if raw.find(_TAG) >= 0})
+        raws = {seq: fresh[seq] for seq, raw in known.items() if raw is None and seq in fresh}
+        raws |= self._raws({seq for seq, raw in known.items() if raw is None and seq not in fresh})
+        odd: dict[int, Any] = {}
+        sharing, parts = self._sharing(raws), dict[bytes, bytes]()
+
+        def part(ref: re.Match[bytes]) -> bytes:
+            if ref[0] not in parts:
+                parts[ref[0]] = _as_json(sharing.unpack(ref[0], expected=True)) or ref[0]
+            return parts[ref[0]]
+
         for seq, raw in raws.items():
-            known[seq] = _as_json(shared[seq]) if seq in shared else raw
-            if (plain := known[seq]) is None:
-                odd[seq] = deepcopy(shared[seq])
-            else:
-                cache.put((self._run, seq), plain, len(plain))
+            plain = REFERENCE.sub(part, raw) if raw.find(_TAG) >= 0 else raw
+            if plain.find(_TAG) >= 0:
+                value = sharing.unpack(raw, expected=True)
+                if (json := _as_json(value)) is None:
+                    odd[seq] = deepcopy(value["value"])
+                    continue
+                plain = json
+            known[seq] = plain
+            cache.put((self._run, seq), plain, len(plain))
         return [odd[seq] if raw is None else _DECODE(raw)["value"] for seq, raw in known.items()]
 
     def _raws(self, seqs: Collection[int]) -> dict[int, bytes]:
@@ -322,10 +344,10 @@ class StateLog:
             raise RunUnknown(self._run)
         return raws
 
-    def _read(self, raws: Mapping[int, bytes]) -> dict[int, Any]:
+    def _sharing(self, raws: Mapping[int, bytes]) -> SharedReader:
         sharing = SharedReader(self._client.runtime.store.pieces)
         sharing.expect(raws.values())
-        return {seq: sharing.unpack(raw, expected=True)["value"] for seq, raw in raws.items()}
+        return sharing
 
     # writing ----------------------------------------------------------------------------------
 
@@ -411,8 +433,8 @@ class StateLog:
 def _as_json(value: Any) -> bytes | None:
     """Returns a value as JSON, if that has all of it."""
     try:
-        raw = _ENCODE({"value": value})
-        return raw if _DECODE(raw)["value"] == value else None
+        raw = _ENCODE(value)
+        return raw if _DECODE(raw) == value else None
     except (TypeError, ValueError, OverflowError):
         return None
 

@@ -173,13 +173,13 @@ _DIGITS: Final = bytes(48 if chr(byte).isdecimal() and byte < 128 else 32 for by
 
 # Quotes inside strings are escaped, and a user's own "$ref" key is stored as a $map pair. So in our compact JSON these
 # bytes are always a reference.
-_REFERENCE: Final = re.compile(rb'\{"\$(?:ref|list|text|blob)":([^{}]*)\}')
+REFERENCE: Final = re.compile(rb'\{"\$(?:ref|list|text|blob)":([^{}]*)\}')
 _NAME: Final = re.compile(rb'"([\w-]{43})"')
 
 
 def _names(raw: bytes) -> dict[str, None]:
     """Returns the hashes in their written form, each once, in order."""
-    found = (name for payload in _REFERENCE.findall(raw) for name in _NAME.findall(payload))
+    found = (name for payload in REFERENCE.findall(raw) for name in _NAME.findall(payload))
     return dict.fromkeys(name.decode() for name in found)
 
 

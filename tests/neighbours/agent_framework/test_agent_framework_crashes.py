@@ -6,6 +6,7 @@ from pathlib import Path
 
 from neighbours.agent_framework.orders import alone, answered, on_killick
 from neighbours.killed import KILLED, World, ended
+from neighbours.results import result
 
 
 def test_a_kill_between_two_tools_pays_twice_with_the_framework_alone_and_once_on_killick(tmp_path: Path) -> None:
@@ -29,5 +30,10 @@ def test_a_kill_inside_a_tool_pays_twice_with_the_framework_alone_and_asks_a_per
     assert ended(answered, ours) == "answered"
     assert ended(on_killick, ours) == "all done"
     twice, once = World(tmp_path / "alone").done.count("paid"), World(ours).done.count("paid")
-    print(f"killed inside a tool: Agent Framework alone paid {twice} times, on Killick {once}")
+    result(
+        "agent_framework",
+        killed="inside a payment",
+        alone=f"{twice} payments",
+        ours=f"{once} payment; a person is asked",
+    )
     assert (twice, once) == (2, 1)

@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from claude_api import Api, serving
 from killed_claude_agent import SESSION
 
+from neighbours.results import result
+
 Clerk = Callable[..., int]
 
 
@@ -60,7 +62,7 @@ def test_a_killed_clerk_pays_twice_alone_and_once_with_killick_where_it_also_rem
     # Alone, it finds what is on the disk of the process that died; with Killick it has nothing but the store.
     alone = paid(clerk, "alone", tmp_path / "alone", "disk-1")
     ours = paid(clerk, "killick", tmp_path / "killick", "disk-2")
-    print(f"killed in pay: the Claude Agent SDK alone pays {alone} times, with Killick {ours} time")
+    result("claude_agent", killed="inside a payment", alone=f"{alone} payments", ours=f"{ours} payment")
     assert (alone, ours) == (2, 1)
     heard = len(api.heard)
     assert clerk("killick", tmp_path / "killick", "disk-3") == 0

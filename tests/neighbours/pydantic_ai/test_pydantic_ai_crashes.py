@@ -13,6 +13,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 import killick
 from killick.adapters.pydantic_ai import KillickDurability
 from neighbours.killed import KILLED, World, die, ended
+from neighbours.results import result
 
 
 def pays(how: Literal["alone", "killick"], folder: Path, dies: str) -> str:
@@ -56,9 +57,10 @@ def test_killed_after_a_payment_pydantic_ai_alone_pays_twice_and_with_killick_on
         assert ended(pays, how, tmp_path / how, "") == "Paid ann."
         done = World(tmp_path / how).done
         counts[how] = done.count("paid"), done.count("asked")
-        print(f"killed after a payment, {how}: paid {counts[how][0]} times, model asked {counts[how][1]} times")
     # Whoever dies while a model is asked asks that once more: of 3 requests one got no answer.
     assert counts == {"alone": (2, 4), "killick": (1, 3)}
+    alone, ours = (f"{paid} payment{'s' * (paid > 1)}, {asked} requests" for paid, asked in counts.values())
+    result("pydantic_ai", killed="after a payment", alone=alone, ours=ours)
 
 
 def test_killed_in_a_payment_a_person_is_asked_and_it_is_not_paid_again(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from neighbours import engine_agents as agents
 from neighbours.restate import plain
 from neighbours.restate.restate_server import RestateServer, free_port
 from neighbours.restate.serve import served
+from neighbours.results import result
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -80,7 +81,7 @@ def test_restate_alone_pays_twice_when_an_endpoint_dies_and_with_killick_it_pays
 
     asyncio.run(both())
     paid = (len(lines(plain_world)), len(lines(world)))
-    print(f"an endpoint dies after it paid: Restate alone pays {paid[0]} times, with Killick {paid[1]}")
+    result("restate", killed="an endpoint, after a payment", alone=f"{paid[0]} payments", ours=f"{paid[1]} payment")
     assert paid == (2, 1)
 
 

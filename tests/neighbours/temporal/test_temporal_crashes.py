@@ -15,6 +15,7 @@ import killick
 from killick.adapters.temporal import Temporal
 from killick.model.events import Started
 from neighbours import engine_agents as agents
+from neighbours.results import result
 from neighbours.temporal import plain
 from neighbours.temporal.dev_server import DevServer
 
@@ -57,7 +58,7 @@ def test_temporal_alone_pays_twice_when_a_worker_dies_and_with_killick_it_pays_o
 
     asyncio.run(both())
     paid = (len(lines(plain_world)), len(lines(world)))
-    print(f"a worker dies after it paid: Temporal alone pays {paid[0]} times, with Killick {paid[1]}")
+    result("temporal", killed="a worker, after a payment", alone=f"{paid[0]} payments", ours=f"{paid[1]} payment")
     assert paid == (2, 1)
 
 

@@ -36,8 +36,7 @@ class KillickSession(StateOwner):
     ) -> None:  # fmt: skip
         """Takes an open client, which stays open, or a store's location, which `close` closes."""
         self.session_id = session_id
-        given = SessionSettings(**session_settings) if isinstance(session_settings, dict) else session_settings
-        self.session_settings: SessionSettings | None = given or SessionSettings()
+        self.session_settings: SessionSettings | None = SessionSettings().resolve(session_settings)
         self.turn = turn
         self._shelf = FrameworkState.of(store, SPACE)
         self._said: Counter[str] = Counter()
@@ -49,9 +48,8 @@ class KillickSession(StateOwner):
         seen.turn, seen._said, seen._added = turn, Counter(), set()
         return seen
 
-    def _seen(self) -> Sequence[StateEntry]:
+    def _seen(self, entries: Sequence[StateEntry]) -> Sequence[StateEntry]:
         """Returns all items; in a turn, those from before it, and those that it added."""
-        entries = self._shelf.entries(self.session_id)
         if self.turn is None:
             return entries
         began = next((n for n, kept in enumerate(entries) if kept.labels["turn"] == self.turn), len(entries))
@@ -59,11 +57,11 @@ class KillickSession(StateOwner):
 
     @in_thread
     def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """Returns the items, oldest first; the last `limit`, if given here or in the settings."""
+        """Returns the items, oldest first; the last `limit`, if given here or in the settings (all, if negative)."""
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
-        seen = self._seen()
-        return self._shelf.values(self.session_id, seen if limit is None else seen[-limit:] if limit > 0 else ())
+        first = 0 if limit is None or limit < 0 else -limit if limit else None
+        return self._shelf.values(self.session_id, lambda entries: () if first is None else self._seen(entries)[first:])
 
     @in_thread
     def add_items(self, items: list[TResponseInputItem]) -> None:
@@ -96,7 +94,7 @@ class KillickSession(StateOwner):
     @in_thread
     def pop_item(self) -> TResponseInputItem | None:
         """Removes and returns the last item."""
-        seen = self._seen()
+        seen = self._seen(self._shelf.entries(self.session_id))
         if not seen:
             return None
         item: TResponseInputItem = seen[-1].value
