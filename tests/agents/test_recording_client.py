@@ -19,7 +19,7 @@ from killick.agents.recording_client import durable
 from killick.errors import DeclarationRefused, OutsideBranch
 from killick.model import events as e
 from killick.testing import check, play, scripted
-from proxy.provider import Fails, Provider, Says, Serving
+from provider import Fails, Provider, Says, Serving
 from world import World
 
 ASK: list[Any] = [{"role": "user", "content": "greet me"}]

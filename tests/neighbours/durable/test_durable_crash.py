@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from neighbours.trying import try_example, try_page
-from proxy.provider import Provider, Says, Serving
+from provider import Provider, Says, Serving
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from neighbours.observability.collector import Collector
 from neighbours.trying import try_page
 from pages import ROOT, run_page
-from proxy.provider import Provider, Says, Serving
+from provider import Provider, Says, Serving
 
 PAGE = ROOT / "docs" / "neighbours" / "observability.md"
 SCOPES = {

@@ -19,7 +19,7 @@ import killick
 from killick.web.app import ROUTES
 from killick.web.openapi import openapi
 from pages import ROOT, split
-from proxy.provider import Provider, Says, Serving
+from provider import Provider, Says, Serving
 
 CLIENT = ROOT / "clients" / "typescript"
 KILLICK = [sys.executable, "-m", "killick"]
