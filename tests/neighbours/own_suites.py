@@ -43,7 +43,7 @@ class OwnSuite(NamedTuple):
 
         is_theirs   whether a test that fails, by its name and its error, is one of their class alone
         """
-        passed, failed = self._played(tests, self.plugin)
+        passed, failed, _ = self._played(tests, self.plugin)
         known = {name: why for name, why in failed.items() if is_theirs(name, why)}
         failed = {name: why for name, why in failed.items() if name not in known}
         if failed:

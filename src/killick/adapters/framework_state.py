@@ -77,7 +77,7 @@ class StateEntry:
 
     def __init__(self, name: str, value: Any = None, labels: Mapping[str, str] | None = None) -> None:
         self.name = name
-        self.labels: dict[str, str] = dict(labels or {})
+        self.labels: Mapping[str, str] = labels or {}
         self.seq = self.at_us = 0
         self._value = value
         self._log: Log | None = None
@@ -131,7 +131,7 @@ class FrameworkState:
         """
         at = self.client.runtime.clock.now_us()
         entries = [
-            Entry(system_events.EntryKept(at=at, name=one.name, labels=one.labels), {"value": one.value})
+            Entry(system_events.EntryKept(at=at, name=one.name, labels=dict(one.labels)), {"value": one.value})
             for one in kept
         ]
         log = self.log(id)
@@ -310,8 +310,8 @@ class StateLog:
 
         JSON without references is cached. A reference is replaced in it by the JSON that it names.
         """
-        known = {seq: cache.get((self._run, seq)) for seq in seqs}
-        raws = {seq: fresh[seq] for seq, raw in known.items() if raw is None and seq in fresh}
+        known = {seq: None if seq in fresh else cache.get((self._run, seq)) for seq in seqs}
+        raws = {seq: fresh[seq] for seq in known if seq in fresh}
         raws |= self._raws({seq for seq, raw in known.items() if raw is None and seq not in fresh})
         odd: dict[int, Any] = {}
         sharing, parts = self._sharing(raws), dict[bytes, bytes]()

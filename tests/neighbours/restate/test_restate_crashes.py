@@ -73,7 +73,7 @@ def test_restate_alone_pays_twice_when_an_endpoint_dies_and_with_killick_it_pays
         with killick.open(store) as kd:
             handle = kd.start(agents.payer, "ann", id="crash-1")
             for each in dying:
-                assert await asyncio.to_thread(each.wait, 30) == -signal.SIGKILL
+                assert await asyncio.to_thread(each.wait, 300) == -signal.SIGKILL
             async with served(plain.app, plain_port):
                 assert await goes_on(kd, server, port, [handle]) == ["ann is paid"]
                 attach = f"{server.ingress}/restate/invocation/{asked}/attach"

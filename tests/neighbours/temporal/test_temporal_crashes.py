@@ -51,7 +51,7 @@ def test_temporal_alone_pays_twice_when_a_worker_dies_and_with_killick_it_pays_o
                 process("serve.py", store, server.address, "crash"),
             ]
             for each in dying:
-                assert await asyncio.to_thread(each.wait, 30) == -signal.SIGKILL
+                assert await asyncio.to_thread(each.wait, 300) == -signal.SIGKILL
             async with plain.worker(client, "crash-alone"), engine:
                 assert await alone.result() == "paid"
                 assert await ours.result() == "ann is paid"
