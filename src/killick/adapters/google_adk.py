@@ -279,7 +279,7 @@ class KillickSessions(StateOwner, BaseSessionService):  # type: ignore[misc,unus
         return {each.name: each for each in self._shelf.entries(key)} | self._turns.get(key, {})
 
     def _values(self, key: str, entries: Sequence[StateEntry]) -> list[Any]:
-        stored = iter(self._shelf.values(key, [each for each in entries if each.seq]))
+        stored = iter(self._shelf.values(key, lambda _: [each for each in entries if each.seq]))
         return [next(stored) if each.seq else each.value for each in entries]
 
     def _state(self, place: str) -> dict[str, Any]:
