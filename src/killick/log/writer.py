@@ -178,7 +178,7 @@ class RunLog:
         if self._hold is not None and (held := self._held(entries, rights, waits=True)) is not None:
             return held
         start = (self.seq, self.hash, self.epoch)
-        if rights or len(entries) > 1 or (row := self._lone(*entries[0])) is None:
+        if rights or len(entries) != 1 or (row := self._lone(*entries[0])) is None:
             item = self._appended(start, *self._chain(entries, rights))
         else:
             item = self._appended(start, [row], _NOTHING_MORE)

@@ -219,11 +219,11 @@ class PlainStep(NamedTuple):
 
 def plain_step(events: Sequence[tuple[int, e.Event]], at: int) -> PlainStep | None:
     """Returns the plain step that these events begin with, from an index on; None: they begin with another event."""
-    intended: Any
-    seq, intended = events[at]
-    count = _EVENTS.get(type(intended), 0)
+    seq, first = events[at]
+    count = _EVENTS.get(type(first), 0)
     if not count or at + count > len(events):
         return None
+    intended: Any = first
     started: Any = events[at + count - 2][1]
     ended: Any
     last, ended = events[at + count - 1]
