@@ -9,6 +9,7 @@ from collections.abc import Generator
 import pytest
 
 import killick
+from killick.engine import observers
 from killick.engine.execution import Execution
 from killick.engine.executor import WARM_MAX
 from killick.store import MemoryStore
@@ -62,6 +63,14 @@ def test_a_run_that_ended_is_freed_at_once() -> None:
             assert executions() == 0
 
     asyncio.run(go())
+
+
+def test_an_observed_run_that_ended_is_freed_at_once() -> None:
+    stop = observers.observe(observers.Observer())
+    try:
+        test_a_run_that_ended_is_freed_at_once()
+    finally:
+        stop()
 
 
 def test_a_parked_run_that_leaves_memory_is_freed_at_once() -> None:

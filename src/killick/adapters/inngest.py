@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import inngest
 
-from killick.adapters import engine_commands
-from killick.adapters.engine_turns import SLICE_SECONDS, TurnOutcome, TurnRunner, name_of
-from killick.adapters.engine_wakeups import RunWaker
+from killick.adapters.engines import commands
+from killick.adapters.engines.turns import SLICE_SECONDS, TurnOutcome, TurnRunner, name_of
+from killick.adapters.engines.wakeups import RunWaker
 from killick.client.client import AnyClient
 from killick.definitions.agents import AGENTS
 from killick.engine.leases import LEASE_SECONDS
@@ -115,20 +115,20 @@ class Inngest:
                 "command", self._obey, _run_of(ctx), ctx.event.name.rpartition(".")[2], given, ctx.run_id
             )
 
-        triggers: list[Any] = [inngest.TriggerEvent(event=f"{EVENTS}run.{name}") for name in engine_commands.COMMANDS]
+        triggers: list[Any] = [inngest.TriggerEvent(event=f"{EVENTS}run.{name}") for name in commands.COMMANDS]
         return self._inngest.create_function(fn_id="killick-commands", trigger=triggers, retries=_RETRIES)(command)
 
     async def _create(self, agent: str, run: str, given: Any) -> None:
-        with engine_commands.final(_error):
-            await engine_commands.create(self._client, agent, run, given)
+        with commands.final(_error):
+            await commands.create(self._client, agent, run, given)
 
     async def _turn(self, run: str) -> dict[str, Any]:
-        with engine_commands.final(_error):
+        with commands.final(_error):
             return dataclasses.asdict(await self._turns.take(run))
 
     async def _obey(self, run: str, command: str, given: dict[str, Any], request: str) -> None:
-        with engine_commands.final(_error):
-            await engine_commands.obey(self._client, run, command, given, request=request)
+        with commands.final(_error):
+            await commands.obey(self._client, run, command, given, request=request)
 
 
 def _run_of(ctx: inngest.Context) -> str:

@@ -22,9 +22,9 @@ import restate
 from restate.client import create_client
 from restate.exceptions import TerminalError
 
-from killick.adapters import engine_commands
-from killick.adapters.engine_turns import SLICE_SECONDS, TurnOutcome, TurnRunner, name_of
-from killick.adapters.engine_wakeups import RunWaker, reason_of
+from killick.adapters.engines import commands
+from killick.adapters.engines.turns import SLICE_SECONDS, TurnOutcome, TurnRunner, name_of
+from killick.adapters.engines.wakeups import RunWaker, reason_of
 from killick.client.client import AnyClient
 from killick.client.start import AsyncHandle
 from killick.definitions.agents import AGENTS, AnyAgent
@@ -210,7 +210,7 @@ class Restate:
             """Returns the run's outcome after its last turn, with its open waits."""
             return await ctx.get("outcome", type_hint=dict)
 
-        for command in engine_commands.COMMANDS:
+        for command in commands.COMMANDS:
             made.handler(command, kind="shared")(self._commander(command))
         return made
 
@@ -239,15 +239,15 @@ class Restate:
             ctx.clear("callers")
 
     async def _create(self, agent: str, run: str, given: Any) -> None:
-        with engine_commands.final(_error):
-            await engine_commands.create(self._client, agent, run, given)
+        with commands.final(_error):
+            await commands.create(self._client, agent, run, given)
 
     async def _obey(self, run: str, command: str, given: dict[str, Any], id: str) -> None:  # noqa: A002
-        with engine_commands.final(_error):
-            await engine_commands.obey(self._client, run, command, given, request=id)
+        with commands.final(_error):
+            await commands.obey(self._client, run, command, given, request=id)
 
     async def _turn(self, run: str) -> dict[str, Any]:
-        with engine_commands.final(_error):
+        with commands.final(_error):
             return dataclasses.asdict(await self._turns.take(run))
 
 

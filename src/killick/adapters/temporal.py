@@ -24,10 +24,10 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
-from killick.adapters import engine_commands
 from killick.adapters import temporal_workflow as flow
-from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
-from killick.adapters.engine_wakeups import RunWaker
+from killick.adapters.engines import commands
+from killick.adapters.engines.turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
+from killick.adapters.engines.wakeups import RunWaker
 from killick.adapters.temporal_workflow import EngineSettings, RunWorkflow
 from killick.client.client import AnyClient
 from killick.definitions.agents import AnyAgent
@@ -181,21 +181,21 @@ class Temporal:
     @activity.defn(name=flow.CREATE)
     async def _create(self, agent: str, run: str, input: Any) -> EngineSettings:  # noqa: A002
         """Creates the run of a workflow that was started elsewhere. Another worker may know an unknown agent."""
-        with engine_commands.final(_error):
-            await engine_commands.create(self._client, agent, run, input)
+        with commands.final(_error):
+            await commands.create(self._client, agent, run, input)
         return EngineSettings(self._heartbeat_seconds, await self._can_search())
 
     @activity.defn(name=flow.COMMAND)
     async def _command(self, run: str, command: str, given: dict[str, Any], request: str) -> None:
         """Carries out a command for a run."""
-        with engine_commands.final(_error):
-            await engine_commands.obey(self._client, run, command, given, request=request)
+        with commands.final(_error):
+            await commands.obey(self._client, run, command, given, request=request)
 
     @activity.defn(name=flow.ADVANCE)
     async def _advance(self, run: str) -> TurnOutcome:
         """One turn. A worker that stops, or lost its heartbeat, finishes the current step, and no more."""
         try:
-            with engine_commands.final(_error):
+            with commands.final(_error):
                 turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
                 return await self._alive(turn)
         except RunBusy as busy:

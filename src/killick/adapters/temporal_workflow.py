@@ -19,8 +19,8 @@ from temporalio.common import RawValue, RetryPolicy, SearchAttributeKey
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from killick.adapters.engine_commands import refusal_of
-    from killick.adapters.engine_turns import TurnOutcome
+    from killick.adapters.engines.commands import refusal_of
+    from killick.adapters.engines.turns import TurnOutcome
     from killick.engine.waits.waits import misfit, refusal
 
 CREATE: Final = "killick.create"

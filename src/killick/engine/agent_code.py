@@ -66,6 +66,7 @@ def forget(ex: Execution) -> None:
         branch.task = None
     ex.branches.clear()
     ex.main, ex.inner_waits = None, InnerWaits(lambda: None, lambda: None)
+    ex.log.listener = None
 
 
 async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed, run_of: RunOf) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import killick
 from killick.adapters.temporal import Temporal
 from killick.model.events import Started
@@ -18,6 +20,9 @@ from neighbours import engine_agents as agents
 from neighbours.results import result
 from neighbours.temporal import plain
 from neighbours.temporal.dev_server import DevServer
+
+# Temporal cancels an activity whose worker was killed, and warns that the worker does not know it.
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot find activity to cancel")
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import killick
-from killick.adapters.engine_turns import Turn
-from killick.adapters.engine_wakeups import RunWaker
+from killick.adapters.engines.turns import Turn
+from killick.adapters.engines.wakeups import RunWaker
 from killick.store.records import RunRow
 
 

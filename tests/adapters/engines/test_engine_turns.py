@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import killick
-from killick.adapters.engine_turns import RESULT_BYTES_MAX, Turn, TurnOutcome, name_of
+from killick.adapters.engines.turns import RESULT_BYTES_MAX, Turn, TurnOutcome, name_of
 from killick.errors import RunBusy, RunUnknown
 
 

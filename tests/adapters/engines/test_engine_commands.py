@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.adapters import engine_commands
+from killick.adapters.engines import commands
 from killick.errors import AlreadyAnswered, AnswerRefused, RunMismatch, RunUnknown
 
 
@@ -27,11 +27,11 @@ def kd(tmp_path: Path) -> Iterator[killick.Client]:
 
 
 def obey(kd: killick.Client, command: str, request: str, **given: Any) -> None:
-    asyncio.run(engine_commands.obey(kd, "r", command, given, request=request))
+    asyncio.run(commands.obey(kd, "r", command, given, request=request))
 
 
 def create(kd: killick.Client, given: Any) -> None:
-    asyncio.run(engine_commands.create(kd, "asked_by_engines", "r", given))
+    asyncio.run(commands.create(kd, "asked_by_engines", "r", given))
 
 
 def test_a_repeated_request_counts_once_and_another_answer_is_refused(kd: killick.Client) -> None:

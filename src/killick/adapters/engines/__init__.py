@@ -1,0 +1,1 @@
+"""What the adapters of engines share: turns of runs, wake-ups, commands."""
