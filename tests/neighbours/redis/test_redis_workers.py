@@ -226,7 +226,7 @@ def test_a_worker_is_woken_by_who_starts_a_run_elsewhere(url: str) -> None:
             # A store that somebody else has open rings; nobody looks by the clock for as long as this takes.
             with killick.open(url) as other:
                 handle = await asyncio.to_thread(other.start, greeting, "Ann")
-                return str(await asyncio.to_thread(handle.result, 20))
+                return str(await asyncio.to_thread(handle.result, 300))
 
     assert asyncio.run(served()) == "hello Ann"
 

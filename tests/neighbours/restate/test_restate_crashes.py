@@ -50,7 +50,7 @@ def _answers(port: int) -> bool:
 async def goes_on(kd: killick.Client, server: RestateServer, port: int, handles: list[Any]) -> list[Any]:
     """Serve here until some runs have ended."""
     async with Restate(kd, server.ingress) as engine, served(engine.app, port):
-        ended = await asyncio.gather(*(asyncio.to_thread(handle.result, 60) for handle in handles))
+        ended = await asyncio.gather(*(asyncio.to_thread(handle.result, 900) for handle in handles))
         await engine.drain()
         return list(ended)
 

@@ -49,9 +49,9 @@ def test_a_run_that_anybody_starts_goes_to_its_end(server: RestateServer, store:
         async with serving(server, store, port) as (_, engine):
             with killick.open(store) as elsewhere:  # knows nothing of Restate
                 handle = await elsewhere.as_async().start(agents.payer, "ann", id="whole-1")
-                assert await handle.result(20) == "ann is paid"
+                assert await handle.result(300) == "ann is paid"
             again = await engine.start(agents.payer, "bob", id="whole-2")
-            assert await again.result(20) == "bob is paid"
+            assert await again.result(300) == "bob is paid"
             await until(lambda: httpx.post(f"{server.ingress}/payer/whole-2/state").json()["result"] == "bob is paid")
 
     asyncio.run(story())
@@ -64,7 +64,7 @@ def test_a_sleep_is_a_delayed_invocation_and_nothing_of_ours_waits_for_it(
     async def story() -> None:
         async with serving(server, store, port) as (kd, engine):
             handle = await engine.start(agents.patient, "ann", id="timers-1")
-            assert await handle.result(20) == "paid"
+            assert await handle.result(300) == "paid"
 
     asyncio.run(story())
     assert turns(server, "timers-1") == 2
@@ -103,7 +103,7 @@ def test_pause_and_resume_reach_a_run_that_sleeps(server: RestateServer, store: 
             await kd.as_async().resume("pausing-1", by="ops")
             await until(lambda: kd.info("pausing-1").status == "waiting")
             await kd.as_async().answer("pausing-1", "reject", by="managers")
-            assert await handle.result(20) == "no"
+            assert await handle.result(300) == "no"
 
     asyncio.run(story())
 
@@ -114,7 +114,7 @@ def test_children_are_objects_of_their_own_and_wake_their_parent(
     async def story() -> list[str]:
         async with serving(server, store, port) as (kd, engine):
             handle = await engine.start(agents.parent, "ann", id="families-1")
-            assert await handle.result(20) == ["paid", "ann-2 is paid"]
+            assert await handle.result(300) == ["paid", "ann-2 is paid"]
             return [row.id for row in kd.list() if row.id != "families-1"]
 
     children = asyncio.run(story())
@@ -127,7 +127,7 @@ def test_a_run_that_is_renewed_keeps_its_object(server: RestateServer, store: st
     async def story() -> None:
         async with serving(server, store, port) as (_, engine):
             handle = await engine.start(agents.renewing, 2, id="renewing/1 ü")
-            assert await handle.result(20) == "done"
+            assert await handle.result(300) == "done"
 
     asyncio.run(story())
     assert turns(server, "renewing/1 ü") > 0
@@ -145,6 +145,6 @@ def test_a_run_can_be_cancelled_through_restate(server: RestateServer, store: st
             )
             assert told.is_success
             with pytest.raises(killick.errors.RunCancelled):
-                await handle.result(20)
+                await handle.result(300)
 
     asyncio.run(story())

@@ -41,7 +41,7 @@ def test_three_hundred_calls_over_a_large_conversation_leave_less_in_restate_tha
         async with killick.open_async(store) as kd, Restate(kd, server.ingress) as engine, served(engine.app, port):
             await asyncio.to_thread(server.register, port)
             handle = await engine.start(agents.talker, CALLS, id="talk-1")
-            assert await handle.result(60) == 200 + CALLS
+            assert await handle.result(900) == 200 + CALLS
             await engine.drain()
 
     asyncio.run(plainly())

@@ -51,7 +51,7 @@ def test_a_run_that_anybody_starts_goes_to_its_end_and_its_workflow_has_its_resu
         async with serving(server, store, "whole") as (_, engine, client):
             with killick.open(store) as elsewhere:  # knows nothing of Temporal
                 handle = await elsewhere.as_async().start(agents.payer, "ann", id="whole-1")
-                assert await handle.result(20) == "ann is paid"
+                assert await handle.result(300) == "ann is paid"
             workflow = client.get_workflow_handle("whole-1")
             assert await workflow.result() == "ann is paid"
             again = await engine.start(agents.payer, "bob", id="whole-2")
