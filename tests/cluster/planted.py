@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from cluster.fibers import START_US
 from killick.engine.effects import reconcile
-from killick.engine.execution import Execution
 from killick.engine.steps import permits
 from killick.store import MemoryStore
 from killick.store.memory_runs import Runs, StoredRun
@@ -155,10 +154,10 @@ def fires_again() -> Iterator[None]:
 
 @bug("an effect does not wait until its intention is durable", 10)
 def effect_first() -> Iterator[None]:
-    async def settled(self: Execution, writing: Any) -> bool:
+    async def settled(self: RunLog, ticket: Any) -> bool:
         return False
 
-    with patch.object(Execution, "settled", settled):
+    with patch.object(RunLog, "settled", settled):
         yield
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 import killick
 from killick import rules
 from killick.check.crashes import Outside, Story, simulate
-from killick.definitions.agents import AGENTS as DECLARED
 from killick.model import events as e
 from seeds import draw_seed
 from simulation.crash_stories import Scenario, World, differences, tick, world
@@ -265,23 +263,3 @@ def test_nothing_is_done_that_was_not_agreed_to_whoever_says_what_and_dies_where
             kills = [chance.randint(1, expected.points[0]) for _ in range(chance.randint(0, 3))]
             story = simulate(scenario(name, seed, **how), *kills, seed=SEED)
             assert not (told := otherwise(expected, story)), f"people {seed}, {how}, {told}"
-
-
-@pytest.mark.parametrize("name", ["in_line", "side_by_side"])
-def test_a_contract_that_is_another_in_every_release_is_kept_all_the_same(name: str) -> None:
-    first = draw_seed()
-    for seed in range(first, first + 8):
-        chance, releases = random.Random(seed), count(1)
-
-        def released(_: object, releases: Iterator[int] = releases) -> Any:
-            return killick.agent(contract=contract(1500 - next(releases)), name=f"people.{name}")(AGENTS[name].fn)
-
-        kills = [chance.randint(1, 100) for _ in range(chance.randint(1, 4))]
-        how = scenario(name, seed, redeployed=released, **chance.choice(HOWS))
-        try:
-            story = simulate(how, *kills, seed=SEED)
-        finally:
-            DECLARED.add(AGENTS[name])
-        told = (seed, kills, story.status, story.troubles, list(unruly(story)))
-        assert (story.status, story.troubles) == ("completed", []), told
-        assert not told[-1], told

@@ -300,6 +300,8 @@ class StepExecution(StepState):
         ex.consuming.update(claims)
         if self.slot is not None:
             claims, self.slot = (*claims, self.slot), None
+        if self.slots:
+            claims, self.slots = (*claims, *self.slots), ()
         if not self.holds_permits:
             claims, self.holds_permits = (*claims, *self.permits), bool(self.permits)
         self.holds = bool(intent.claims)

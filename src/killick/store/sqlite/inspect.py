@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from killick.model.hashing import value_hash
-from killick.store.records import Problem, row_check
+from killick.store.records import Problem, lane_of, row_check
 from killick.store.sql import queries
+from killick.store.sqlite.rows import tags_of
 from killick.store.sqlite.search_terms import damaged
 
 Q: Final = queries("sqlite")
@@ -35,6 +36,9 @@ def inspect(db: sqlite3.Cursor, *, heal: bool) -> Iterator[Problem]:
         yield Problem(where=table, what=f"{rows} rows belong to nothing that exists", run=run, healed=healed)
     for number, what in damaged(db, names).items():
         yield Problem(where="marks", what=what, run=names.get(number) or f"run number {number}", healed=heal)
+    for _, number in misplaced(db):
+        what = "its lane is not that of its fairness key"
+        yield Problem(where="runs", what=what, run=names.get(number) or f"run number {number}", healed=heal)
     counted, highest = db.execute(Q.count_heads).fetchone()
     if counted != highest:
         yield Problem(where="heads", what=f"{highest} runs were created, {counted} have a head")
@@ -48,6 +52,12 @@ def _checksums(db: sqlite3.Cursor, names: dict[int, str]) -> Iterator[Problem]:
                 number = number >> 32 if table == "aside" and number is not None else number
                 what = f"row {_label(columns)} is not as it was written"
                 yield Problem(where=table, what=what, run=names.get(number) if number is not None else None)
+
+
+def misplaced(db: sqlite3.Cursor) -> list[tuple[int, int]]:
+    """Returns the lanes that runs should be in, with the runs' numbers, of those in another."""
+    wanted = ((lane_of(tags_of(tags)), lane, number) for number, tags, lane in db.execute(Q.lanes))
+    return [(right, number) for right, lane, number in wanted if right != lane]
 
 
 def damaged_pieces(db: sqlite3.Cursor) -> tuple[list[bytes], list[bytes]]:

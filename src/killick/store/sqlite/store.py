@@ -26,7 +26,7 @@ from killick.store.sqlite import listing, search_terms
 from killick.store.sqlite.conditions import conditions
 from killick.store.sqlite.due import DueQuery, due, soonest_us
 from killick.store.sqlite.file import SqliteFile
-from killick.store.sqlite.inspect import damaged_pieces, inspect, short
+from killick.store.sqlite.inspect import damaged_pieces, inspect, misplaced, short
 from killick.store.sqlite.rows import (
     LOG,
     SEQ_BITS,
@@ -542,6 +542,7 @@ class SqliteStore:
                 names = {row[0]: row[1] for row in db.execute(Q.all_heads)}
                 search_terms.forget(db, list(search_terms.damaged(db, names)))
                 db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
+                db.executemany(Q.set_lane, misplaced(db))
                 for clear in (
                     Q.clear_uses,
                     Q.clear_runs,

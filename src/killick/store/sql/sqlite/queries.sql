@@ -165,6 +165,12 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
 ON CONFLICT (number) DO UPDATE SET agent = ?2, status = ?3, priority = ?4, wake_at_us = ?5,
     started_at_us = ?6, changed_at_us = ?7, tags = ?8, delivered = ?9, delivered_checksum = ?10, lane = ?11
 
+-- name: lanes
+SELECT number, tags, lane FROM runs
+
+-- name: set_lane
+UPDATE runs SET lane = ? WHERE number = ?
+
 -- name: run_delivered
 UPDATE runs SET delivered = ?, delivered_checksum = ?, wake_at_us = ? WHERE number = ?
 
