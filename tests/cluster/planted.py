@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from cluster.fibers import START_US
 from killick.engine.effects import reconcile
 from killick.engine.steps import permits
+from killick.log.writer import RunLog
 from killick.store import MemoryStore
 from killick.store.memory_runs import Runs, StoredRun
 from killick.store.records import Append, Delivered, Delivery, Head, Message

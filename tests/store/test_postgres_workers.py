@@ -118,7 +118,8 @@ def test_many_due_runs_of_others_and_parked_ones_do_not_slow_a_claim(counted: bo
         created(store, "due", index=indexed("waiting", agent="mine", wake_at_us=5))
         for _ in range(8):
             plan = sql.execute(
-                "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM due_runs(6, 6, ARRAY['mine'], NULL, NULL, 20, 63)"
+                "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)"
+                " SELECT * FROM due_runs(6, 6, ARRAY['mine'], NULL, NULL, 20, 63)"
             ).fetchone()
     assert plan is not None
     assert plan[0][0]["Plan"]["Shared Hit Blocks"] + plan[0][0]["Plan"]["Shared Read Blocks"] < 100
