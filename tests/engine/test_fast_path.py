@@ -14,7 +14,7 @@ from killick import rules
 from killick.engine import observers
 from killick.engine.steps import fast_path
 from killick.errors import RunWaiting
-from killick.log import writer
+from killick.log import encoding, writer
 from killick.log.writer import apply_events
 from killick.model import events as e
 from killick.model.fold import Fold
@@ -110,7 +110,8 @@ judged = killick.agent(name="judged", contract=BOUNDS)(everything.fn)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "salt", lambda: b" ")
+    for module in (writer, encoding):
+        monkeypatch.setattr(module, "salt", lambda: b" ")
     CALLS.clear()
 
 

@@ -129,6 +129,7 @@ class Shape:
         self.hints: dict[str, Any] = {p.name: hints.get(p.name, Any) for p in given}
         self.returns: Any = hints.get("return", Any)
         self.is_plain: bool = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
+        self.is_sorted = list(self.hints) == sorted(self.hints)
         self._defaults: dict[str, Any] = {p.name: p.default for p in given}
         self._required = {p.name for p in given if p.default is p.empty}
 
@@ -138,10 +139,12 @@ class Shape:
         TypeError, as for any call, if they misfit. Digests are of those given, so that neither a new default parameter
         nor another default changes one.
         """
-        arguments, given = self._defaults, dict(zip(self._defaults, args, strict=False), **kwargs)
-        is_complete = len(given) == len(args) + len(kwargs) and self._required <= given.keys() <= arguments.keys()
-        if is_complete and self.is_plain:
-            arguments = {**arguments, **given}
+        given = dict(zip(self._defaults, args, strict=False), **kwargs)
+        is_complete = len(given) == len(args) + len(kwargs)
+        if is_complete and self.is_plain and given.keys() == self.hints.keys():
+            arguments = given
+        elif is_complete and self.is_plain and self._required <= given.keys() <= self.hints.keys():
+            arguments = {**self._defaults, **given}
         else:
             try:
                 bound = self.signature.bind(*args, **kwargs)

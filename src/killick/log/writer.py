@@ -8,32 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
-import msgspec
-
-from killick.errors import HandleClosed, LogError, ValueRefused
+from killick.errors import HandleClosed, LogError
 from killick.ids import salt
 from killick.log.derived import index_of, snapshot_of
+from killick.log.encoding import NO_VALUES, STEP_EVENTS, packed, row_of
 from killick.log.group_commit import Committer, Tail, Ticket, running_loop
-from killick.model.chunks import Blob, pack
+from killick.model.chunks import Blob
 from killick.model.cipher import Cipher
-from killick.model.event_codec import OUTBOX_EVENTS, chained, check
-from killick.model.events import (
-    AttemptEnded,
-    AttemptProgressed,
-    AttemptStarted,
-    Event,
-    RunRewound,
-    RunStarted,
-    RunTaken,
-    StepIntended,
-    StepStarted,
-)
+from killick.model.event_codec import OUTBOX_EVENTS, chained
+from killick.model.events import AttemptEnded, Event, RunRewound, RunStarted, RunTaken, StepStarted
 from killick.model.facts import PlainStep, plain_step
 from killick.model.fold import Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.store.protocol import Keys, Transaction
 from killick.store.records import Append, CreateRun, Delivery, Head, OutboxRow, Row, RunIndex, Snapshot, UniqueRight
-from killick.text import LONE_SURROGATE, printable
 
 SNAPSHOT_EVERY: Final = 1_024
 """The number of events between snapshots: the most that opening a state folds."""
@@ -101,7 +89,8 @@ class RunLog:
         self.listener: AppendListener | None = None
         self._fold = fold
         self._ledger = ledger
-        self._unfolded: list[tuple[int, Event]] = []
+        self._unfolded: list[tuple[int, Event | PlainStep]] = []
+        self._rows_alone_until = -1
         self.seq = head.seq
         """The seq of the last submitted event."""
         self.hash = head.hash
@@ -182,12 +171,56 @@ class RunLog:
             item = self._appended(start, *self._chain(entries, rights))
         else:
             item = self._appended(start, [row], _NOTHING_MORE)
+        return self._begin(item)
+
+    def begin_step(self, started: StepStarted, raw: bytes) -> Ticket | None:
+        """As `append_begun`, for a plain step. `raw` are its values as JSON, without the last brace.
+
+        None: the append has more than this row, and nothing was done.
+        """
+        start = (self.seq, self.hash, self.epoch)
+        if (row := self._plain(started, raw)) is None:
+            return None
+        self._unfolded.append((row.seq, started))
+        return self._begin(self._appended(start, [row], _NOTHING_MORE))
+
+    def _begin(self, item: Append) -> Ticket:
         try:
             self._begun = ticket = self._committer.begin(item)
         except Exception as error:
             self._fail(error)
             raise
         return ticket
+
+    def end_step(self, started: StepStarted, ended: AttemptEnded, raw: bytes) -> int | None:
+        """As `append_behind`, for the end of a plain step; None as for `begin_step`."""
+        start = (self.seq, self.hash, self.epoch)
+        if (row := self._plain(ended, raw)) is None:
+            return None
+        last, unfolded = (start[0], started), self._unfolded
+        if unfolded and unfolded[-1] == last:
+            unfolded[-1] = start[0], PlainStep(start[0], row.seq, started, started, ended)
+        else:
+            unfolded.append((row.seq, ended))
+        self._committer.add_behind(self._tail, start, (row,))
+        return row.seq
+
+    def _plain(self, event: Event, raw: bytes) -> Row | None:
+        """Chains an event of a plain step. None: its append would have more than its row."""
+        if (
+            (self.seq > self._rows_alone_until and not self._takes_rows_alone())
+            or self.listener is not None
+            or self._hold is not None
+        ):
+            return None
+        if self.failure is not None or self._tail.last is not None:
+            self._check()
+        data = b"%b%b}" % (raw, salt())
+        if self._keys is not None and (cipher := self._cipher()) is not None:
+            data = cipher.encrypt_json(data)
+        body, _, self.hash = chained(self.hash, event, data)
+        self.seq = seq = self.seq + 1
+        return Row(seq, body, data, self.hash)
 
     async def settled(self, ticket: Ticket) -> bool:
         """Waits for begun appends despite cancellation; True: the caller was cancelled."""
@@ -292,12 +325,12 @@ class RunLog:
 
         The block ends when it is committed, or raises. Until then it changes nothing that other threads read.
         """
-        packed = _packed(entry.event, entry.values, self._secret_key, self._cipher())
+        values = packed(entry.event, entry.values, self._secret_key, self._cipher())
         with hold.mutex:
             if self._hold is not hold or self.failure is not None:
                 given_up = LogError(f"{self.run}: its transaction was given up; nothing of it happened")
                 raise HandleClosed(self.run, self.failure or given_up)
-            item = self._last_one(entry.event, packed, rights or {})
+            item = self._last_one(entry.event, values, rights or {})
             *heads, head = transaction.append([*(ticket.item for ticket in hold.tickets), item])
             for result in (*heads, head):
                 if isinstance(result, LogError):
@@ -305,6 +338,7 @@ class RunLog:
             yield item
             self.seq, self.hash = item.last
             self._unfolded.append((self.seq, entry.event))
+            self._rows_alone_until = -1
             self._known.update(piece.hash for piece in item.pieces)
             self._indexed = item.index or self._indexed
             hold.seq = self.seq
@@ -313,8 +347,8 @@ class RunLog:
             self._let_go()
             self._committer.finish(hold.tickets, heads)
 
-    def _last_one(self, event: Event, packed: tuple[bytes | None, Sequence[Blob]], rights: AppendExtras) -> Append:
-        (data, pieces), index = packed, None
+    def _last_one(self, event: Event, values: tuple[bytes | None, Sequence[Blob]], rights: AppendExtras) -> Append:
+        (data, pieces), index = values, None
         if not self._fold.are_quiet([(0, event)]):
             # While a step waits, every append is folded at once, so that only this event is missing.
             index = index_of(self._fold.with_one_returned(event.at), seen=self.seen)
@@ -388,24 +422,29 @@ class RunLog:
 
     def _lone(self, event: Event, values: Mapping[str, Any] | None) -> Row | None:
         """Chains an event of a step whose append has nothing but its row, as most have. None: it may have more."""
-        fold = self._fold
-        facts = fold.facts
-        if (
-            type(event) not in _OURS or (type(event) is AttemptEnded and event.outcome != "returned")
-            or facts.waits or not fold.is_running or self._birth is not None or self.listener is not None
-            or self.seq - self._snapshot_at > self._snapshot_every - 2
-        ):  # fmt: skip
+        if type(event) not in STEP_EVENTS or (type(event) is AttemptEnded and event.outcome != "returned"):
+            return None
+        if (self.seq > self._rows_alone_until and not self._takes_rows_alone()) or self.listener is not None:
             return None
         if self.failure is not None or self._tail.last is not None:
             self._check()
         cipher = self._cipher() if self._keys is not None else None
-        data, blobs = _packed(event, values, self._secret_key, cipher) if values else _NO_VALUES
+        data, blobs = packed(event, values, self._secret_key, cipher) if values else NO_VALUES
         if blobs:
             return None
-        body, data, hash_ = chained(self.hash, event, data)
-        self.seq, self.hash = seq, _ = self.seq + 1, hash_
+        body, data, self.hash = chained(self.hash, event, data)
+        self.seq = seq = self.seq + 1
         self._unfolded.append((seq, event))
-        return Row(seq, body, data, hash_)
+        return Row(seq, body, data, self.hash)
+
+    def _takes_rows_alone(self) -> bool:
+        """Whether the next events of steps change neither the run's index nor its outbox. No snapshot is due until
+        `_rows_alone_until`."""
+        facts = self._fold.facts
+        if facts.waits or not self._fold.is_running or self._birth is not None:
+            return False
+        self._rows_alone_until = self._snapshot_at + self._snapshot_every - 2
+        return self.seq <= self._rows_alone_until
 
     def _chain(self, entries: Sequence[Entry], rights: AppendExtras | None) -> tuple[list[Row], dict[str, Any]]:
         """Encodes, chains and queues for folding. A refused value changes nothing, because all are packed first.
@@ -423,7 +462,7 @@ class RunLog:
         numbered: list[tuple[int, Event]] = []
         for event, values in entries:
             seq += 1
-            row, blobs = _row(seq, hash_, event, values, self._secret_key, cipher)
+            row, blobs = row_of(seq, hash_, event, values, self._secret_key, cipher)
             rows.append(row)
             hash_ = row.hash
             if blobs:
@@ -431,6 +470,7 @@ class RunLog:
             numbered.append((seq, event))
         self.seq, self.hash = seq, hash_
         quiet = not self._fold.facts.waits and self._fold.are_quiet(numbered)
+        self._rows_alone_until = self._rows_alone_until if quiet else -1
         self._unfolded += numbered
         more = self._more(quiet, pieces, rights, numbered)
         if self.listener is not None:
@@ -473,7 +513,7 @@ class RunLog:
         unfolded, self._unfolded = self._unfolded, []
         at = 0
         while (at := apply_events(self._fold, self._ledger, unfolded, at)) < len(unfolded):
-            seq, event = unfolded[at]
+            [(seq, event)] = _pairs(*unfolded[at])
             if isinstance(event, RunRewound):
                 # Pending chunks cannot be read from the store yet.
                 self.barrier()
@@ -503,30 +543,40 @@ class RunLog:
         return snapshot_of(self.fold, self.ledger, self.seq, self.hash)
 
 
-def apply_events(fold: Fold | None, ledger: Ledger | None, events: Sequence[tuple[int, Event]], at: int = 0) -> int:
+def apply_events(
+    fold: Fold | None, ledger: Ledger | None, events: Sequence[tuple[int, Event | PlainStep]], at: int = 0
+) -> int:
     """Applies events to both folds, or to one, plain steps in a row at once. Stops where the timeline goes back, which
     a ledger alone does not; returns the index of that."""
     end, facts = len(events), None if ledger is None else ledger.facts
     while True:
         steps = list[PlainStep]()
         if (fold is None or fold.is_running) and not (facts and facts.generation):
-            while at < end and (step := plain_step(events, at)) is not None:
-                if facts and (step.started.key in facts.open or step.intended.step in facts.keys):
+            while at < end:
+                step = plain_step(events, at)
+                if step is None or (facts and (step.started.key in facts.open or step.intended.step in facts.keys)):
                     break
                 steps.append(step)
-                at += step.last - step.seq + 1
+                at += 1 if events[at][1] is step else step.last - step.seq + 1
         if fold is not None and steps:
             fold.apply_steps(steps)
         if ledger is not None and steps:
             ledger.apply_steps(steps)
-        if at == end or (fold is not None and goes_back(events[at][1])):
+        if at == end:
             return at
-        seq, event = events[at]
-        if fold is not None:
-            fold.apply(seq, event)
-        if ledger is not None:
-            ledger.apply(seq, event)
+        for seq, event in _pairs(*events[at]):
+            if fold is not None and goes_back(event):
+                return at
+            if fold is not None:
+                fold.apply(seq, event)
+            if ledger is not None:
+                ledger.apply(seq, event)
         at += 1
+
+
+def _pairs(seq: int, event: Event | PlainStep) -> Sequence[tuple[int, Event]]:
+    """Returns the events of a plain step, or the one event."""
+    return ((seq, event.intended), (event.last, event.ended)) if isinstance(event, PlainStep) else ((seq, event),)
 
 
 @dataclass(slots=True, eq=False)
@@ -540,54 +590,7 @@ class Hold:
     """The seq of the step's committed end; None until then."""
 
 
-def _row(
-    seq: int, before: bytes, event: Event, values: Mapping[str, Any] | None, secret_key: bytes, cipher: Cipher | None
-) -> tuple[Row, Sequence[Blob]]:
-    """Returns an event as its row, with the chunks of its values. Raises ValueRefused, with the step and the path."""
-    if type(event) not in _OURS:
-        _refuse_unreadable(event)
-    data, blobs = _packed(event, values, secret_key, cipher) if values else _NO_VALUES
-    try:
-        return Row(seq, *chained(before, event, data)), blobs
-    except UnicodeEncodeError as error:
-        raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
-
-
-def _packed(
-    event: Event, values: Mapping[str, Any] | None, secret_key: bytes, cipher: Cipher | None
-) -> tuple[bytes | None, Sequence[Blob]]:
-    """Returns an event's data, salted and in an encrypted store encrypted, and its chunks."""
-    try:
-        packed = pack(values, at="", secret_key=cipher.digest_key if cipher else secret_key, cipher=cipher)
-    except ValueRefused as refused:
-        raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
-    data = b"%b%b}" % (packed.raw[:-1], salt())
-    return data if cipher is None else cipher.encrypt_json(data), packed.blobs
-
-
-_NO_VALUES: Final[tuple[None, tuple[Blob, ...]]] = None, ()
-
 _NOTHING_MORE: Final[dict[str, Any]] = {}
 
 _JOINED: Final = frozenset({"pieces", "index", "snapshot", "outbox"})
 """The parts of an append that take no right: it cannot be refused for them."""
-
-_OURS: Final = frozenset({StepIntended, StepStarted, AttemptStarted, AttemptProgressed, AttemptEnded})
-"""Frequent events with values that only the runtime creates."""
-
-
-def _refuse_unreadable(event: Event) -> None:
-    """Refuses values of a wrong type in an event, such as a name or a priority: they could not be decoded again."""
-    try:
-        check(event)
-    except (TypeError, msgspec.ValidationError) as error:
-        raise ValueRefused(_place(event), str(error)) from None
-    except UnicodeEncodeError as error:
-        raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
-
-
-def _place(event: Event) -> str:
-    """Names an event's values in errors: by step, if any."""
-    step = getattr(event, "step", None)
-    kind = event.__struct_config__.tag
-    return f"step {step} ({kind})" if step else str(kind)

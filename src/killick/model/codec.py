@@ -121,7 +121,7 @@ def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, ca
 
 def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
     """Returns canonical bytes: equal for equal values, independent of key order, process and version."""
-    if (flat := _flat(obj)) is not None:
+    if (flat := flat_json(obj)) is not None:
         return flat
     tree = plain(obj, at=at, secret_key=secret_key, canonically=True)
     try:
@@ -136,10 +136,11 @@ _LONG: Final = 2**63
 _in_order: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
-def _flat(obj: Any) -> bytes | None:
+def flat_json(obj: Any) -> bytes | None:
     """Returns the canonical bytes of a small dict of short plain values, as most arguments are; else None.
 
-    Only where both encoders must agree: ASCII without escapes, no floats, and no text that could be a tag.
+    They are its stored form too. Only where both encoders must agree: ASCII without escapes, no floats, and no text
+    that could be a tag.
     """
     if obj.__class__ is not dict:
         return None
@@ -154,6 +155,14 @@ def _flat(obj: Any) -> bytes | None:
     # `in` on bytes raises and clears an error each time, because it first takes its operand for an int.
     marked = raw.find(b"\\") >= 0 or raw.find(b'"$') >= 0 or raw.find(b"\x7f") >= 0
     return None if marked or len(raw) > _FLAT_BYTES_MAX or not raw.isascii() else raw
+
+
+def flat_value(value: Any) -> bytes | None:
+    """Returns the stored form of a short scalar that comes back from the record as it is; None for any other value."""
+    if value.__class__ is int:
+        return b"%d" % value if -_LONG <= value < _LONG else None
+    raw = flat_json({"": value})
+    return None if raw is None or len(raw) > _FLAT_BYTES_MAX // 2 else raw[4:-1]
 
 
 class DigestKey(bytes):
@@ -171,9 +180,14 @@ class DigestKey(bytes):
 
 def digest(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
     """Returns the SHA-256 of the canonical bytes; keyed, in an encrypted store."""
-    body = canonical(obj, at=at, secret_key=secret_key)
-    is_keyed = type(secret_key) is DigestKey
-    return blake2b(body, digest_size=32, key=secret_key).digest() if is_keyed else sha256(body).digest()  # type: ignore[arg-type]
+    return digest_of(canonical(obj, at=at, secret_key=secret_key), secret_key)
+
+
+def digest_of(body: bytes, secret_key: bytes | None) -> bytes:
+    """Returns the digest of canonical bytes."""
+    if type(secret_key) is DigestKey:
+        return blake2b(body, digest_size=32, key=secret_key).digest()
+    return sha256(body).digest()
 
 
 def restore(tag: str, payload: Any) -> Any:

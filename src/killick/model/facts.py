@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -207,7 +207,7 @@ def intended_name(sort: e.Sort, name: str) -> str:
     return name if sort == "tool" else f"{'spawn' if sort == 'child' else sort}:{name}"
 
 
-class PlainStep(NamedTuple):
+class PlainStep(msgspec.Struct, frozen=True, gc=False):
     """An accepted tool call at the top level that returned at its first attempt."""
 
     seq: int
@@ -217,9 +217,11 @@ class PlainStep(NamedTuple):
     ended: e.AttemptEnded
 
 
-def plain_step(events: Sequence[tuple[int, e.Event]], at: int) -> PlainStep | None:
+def plain_step(events: Sequence[tuple[int, e.Event | PlainStep]], at: int) -> PlainStep | None:
     """Returns the plain step that these events begin with, from an index on; None: they begin with another event."""
     seq, first = events[at]
+    if isinstance(first, PlainStep):
+        return first
     count = _EVENTS.get(type(first), 0)
     if not count or at + count > len(events):
         return None

@@ -62,11 +62,12 @@ class Fold(FoldData):
         """Applies the events of plain steps in a row, as `apply` of each would."""
         facts, first = self.facts, len(self.steps)
         steps: list[Step] = []
-        for index, (seq, last, intended, started, ended) in enumerate(plain, first):
+        for index, one in enumerate(plain, first):
+            intended, started, last, ended_at = one.intended, one.started, one.last, one.ended.at
             name, effect = intended.name, intended.effect
-            attempt = Attempt(last - 1, started.at, started.epoch, last, ended.at, "returned")
+            attempt = Attempt(last - 1, started.at, started.epoch, last, ended_at, "returned")
             steps.append(
-                Step(intended.step, "tool", name, seq, intended.at, "done", effect, last, ended.at, last, [attempt])
+                Step(intended.step, "tool", name, one.seq, intended.at, "done", effect, last, ended_at, last, [attempt])
             )
             if effect != "reads":
                 self.effects.append(index)

@@ -171,14 +171,15 @@ class Ledger:
         """Applies the events of plain steps in a row, as `apply` of each would."""
         facts, effects = self.facts, list[Effect]()
         counts = facts.counts
-        for seq, last, intended, started, _ in plain:
+        for one in plain:
+            intended, started, last = one.intended, one.started, one.last
             name, effect = intended.name, intended.effect
             counts.calls[name] = counts.calls.get(name, 0) + 1
             if effect is not None and effect != "reads":
                 counts.effects[name] = counts.effects.get(name, 0) + 1
                 identity = intended.identity or intended.digest
                 effects.append(
-                    Effect(started.key, started.step, 0, name, effect, identity, seq, last - 1, 1, last, "happened")
+                    Effect(started.key, started.step, 0, name, effect, identity, one.seq, last - 1, 1, last, "happened")
                 )
         self.effects.extend(effects)
         counts.spend.attempts += len(plain)

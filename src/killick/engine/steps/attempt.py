@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -50,13 +50,14 @@ class LiveCall(msgspec.Struct, eq=False):
 
     def end(self) -> None:
         """It is over, from any thread. After the last one of its run the callbacks run, in this thread."""
-        with self._calls.mutex:
+        calls = self._calls
+        with calls.mutex:
             if self.is_over:
                 return
             self.is_over = True
-            if self.is_idle:
+            if self.is_idle or not calls.is_awaited_without(self):
                 return
-        self._calls.remove(self)
+        calls.call_back(self.run)
 
     def mark_idle(self) -> None:
         """Its code awaits steps of the same run, and touches nothing until one of them is over."""
@@ -64,7 +65,9 @@ class LiveCall(msgspec.Struct, eq=False):
             if self.is_over or self.is_idle:
                 return
             self.is_idle = True
-        self._calls.remove(self)
+            if not self._calls.is_awaited_without(self):
+                return
+        self._calls.call_back(self.run)
 
     def mark_running(self) -> None:
         """Mark its code as running again."""
@@ -95,25 +98,33 @@ class LiveCalls:
     def begin(self, run: str, step: StepId, tool: str, late: Late | None = None) -> LiveCall:
         """A call that is about to begin."""
         call = LiveCall(self, run, step, tool, late)
-        self.add(call)
+        with self.mutex:
+            self.add(call)
         return call
 
     def add(self, call: LiveCall) -> None:
-        """Count a call as running."""
-        with self.mutex:
-            self._calls.setdefault(call.run, []).append(call)
+        """Count a call as running. Called under the mutex."""
+        if (calls := self._calls.get(call.run)) is None:
+            self._calls[call.run] = [call]
+        else:
+            calls.append(call)
 
-    def remove(self, call: LiveCall) -> None:
-        """Count a call as running no longer. After the last one of its run the callbacks run, in this thread."""
+    def is_awaited_without(self, call: LiveCall) -> bool:
+        """Count a call as running no longer. True: its end may be awaited, and `call_back` follows. Called under the
+        mutex."""
+        calls = self._calls[call.run]
+        calls.remove(call)
+        if not calls:
+            del self._calls[call.run]
+        if not (self._then or self._waiting):
+            return False
+        self._ending += 1
+        return True
+
+    def call_back(self, run: str) -> None:
+        """After the last call of a run the callbacks run, in this thread."""
         with self.mutex:
-            calls = self._calls[call.run]
-            calls.remove(call)
-            if not calls:
-                del self._calls[call.run]
-            if not (self._then or self._waiting):
-                return
-            then = [] if calls else self._then.pop(call.run, [])
-            self._ending += 1
+            then = [] if run in self._calls else self._then.pop(run, [])
         try:
             for do in then:
                 do()
@@ -285,7 +296,7 @@ class Threads:
                 self._idle += 1
 
 
-class Applied(NamedTuple):
+class Applied(msgspec.Struct, frozen=True):
     """The outcome of one attempt: a value or an error; and the thread, where one may still run."""
 
     value: Any = None

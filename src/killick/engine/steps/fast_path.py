@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from asyncio import current_task
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from killick.definitions.current import HERE
 from killick.definitions.markers import InnerSteps, Key, ToolStep
@@ -22,89 +24,113 @@ from killick.engine.steps.step_execution import StepExecution
 from killick.errors import LogError, StoreError, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
-from killick.model.chunks import unpack
-from killick.model.codec import digest as digest_of
+from killick.model.chunks import STRING_BYTES_MAX, unpack
+from killick.model.codec import digest, digest_of, flat_json, flat_value
 from killick.model.hashing import action_key
+
+if TYPE_CHECKING:
+    from killick.engine.approval.contracts_in_force import Verdict
 
 _NOT_PLAIN: Final = object()
 _FLAT: Final = frozenset({str, int, bool, type(None)})
 """Types whose values come back from the record as they are."""
 
+_FLAT_BYTES_MAX: Final = STRING_BYTES_MAX - 32
+"""Longer values may be chunks."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
 
 async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> Any:
     """Takes a step that calls a tool. `given` are the arguments that the caller named; the others are defaults."""
     branch: Any = HERE.get()
-    effect: Any = tool.policy.effect
-    log, entered = ex.log, False
+    is_fast, verdict = tool.is_plain and is_common(branch, ex), None
     try:
-        is_fast, verdict = tool.is_plain and is_common(branch, ex), None
         if is_fast and branch.count < ex.record.last.get("", 0):
             if (value := replayed_value(ex, branch, tool, given)) is not _NOT_PLAIN:
                 return value
             is_fast = False
         if is_fast and ex.judge.bound and not ex.has_outside_effects:
+            effect: Any = tool.policy.effect
             verdict = ex.judge.accepts(tool.name, effect, arguments, str(branch.count + 1))
             is_fast = verdict is not None
         if not is_fast or ex.has_outside_effects:
             return await run_step(ex, execute_step, intent_of(tool, arguments, given))
         ex.turns.computing -= 1
-        entered = True
-        # Intend: the intention and its attempt are durable before the tool is called.
-        digest = _digest_of(ex, str(branch.count + 1), tool, arguments, given)
-        branch.count += 1
-        step, now = str(branch.count), ex.now_us() if verdict is None else verdict.at
-        key = action_key(ex.run_id, step, tool.name, digest, generation=ex.generation)
-        started = Entry(
-            e.StepStarted(
-                at=now, step=step, sort="tool", name=tool.name, digest=e.to_text(digest), effect=effect, key=key,
-                epoch=ex.log.epoch, verdict=None if verdict is None else verdict.event,
-            ),
-            {"arguments": arguments} if verdict is None else {"arguments": arguments, **verdict.rests_on},
-        )  # fmt: skip
-        made = _Attempt(ex, branch, tool, arguments, given, step, key, now)
-        ex.check_lease()
-        if not ex.is_first_live() and effect == "reads":
-            log.append_behind(started)
-        elif not (writing := log.append_begun(started)).is_committed and await log.settled(writing):
-            return await made.conclude(Applied(error=Untouched()))
-        ex.check_lease()
-        # Apply.
-        place = ToolStep(ex.run_id, step, 1, Key(key), made.progress)
-        inner = place.inner = branch.inner = InnerSteps(step, effect, None, None)
-        inner.hosted = ex.hosted
-        live = inner.live = None if effect == "reads" else ex.engine.live.begin(ex.run_id, step, tool.name)
-        ex.attempts += 1
-        stand_in, touch = ex.engine.stand_in, partial(made.touch, place)
         try:
-            applied = await (touch() if stand_in is None else stand_in.apply(made.intent(), place, touch))
+            return await _take(ex, branch, tool, arguments, given, verdict)
         finally:
-            if live is not None:
-                live.end()
-            branch.inner = None
-            ex.inner_waits.close(inner)
-            ex.attempts -= 1
-        # Record: the outcome is committed with the next append, or soon.
-        kind: Any = applied.value.__class__
-        is_flat = applied.error is None and kind in _FLAT and tool.shape.returns in (Any, kind)
-        if not is_flat or inner.is_refused or inner.waits or ex.signal or ex.parked:
-            return await made.conclude(applied, inner)
-        ended = e.AttemptEnded(at=ex.now_us(), step=step, attempt=1, outcome="returned")
-        ex.context.see(log.append_behind(Entry(ended, {"output": applied.value})))
-        if ex.after_death:
-            await ex.barrier()
-        branch.answer = None
-        return applied.value
-    except (StoreError, LogError) as failed:
-        raise ex.interrupted(log.failure or failed) from failed
-    finally:
-        if entered:
             ex.turns.computing += 1
+    except (StoreError, LogError) as failed:
+        raise ex.interrupted(ex.log.failure or failed) from failed
+
+
+async def _take(
+    ex: Execution, branch: Branch, tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any],
+    verdict: Verdict | None,
+) -> Any:  # fmt: skip
+    """Intends, applies and records: the whole of a common step."""
+    log, name = ex.log, tool.name
+    effect: Any = tool.policy.effect
+    # Intend: the intention and its attempt are durable before the tool is called.
+    step, flat = str(branch.count + 1), flat_json(given)
+    hash_ = _digest_of(ex, step, tool, arguments, given) if flat is None else digest_of(flat, log.secret_key)
+    branch.count += 1
+    now = ex.now_us() if verdict is None else verdict.at
+    key = action_key(ex.run_id, step, name, hash_, generation=ex.generation)
+    made = _Attempt(ex, branch, tool, arguments, given, step, key, now)
+    started = e.StepStarted(
+        at=now, step=step, sort="tool", name=name, digest=e.to_text(hash_), effect=effect, key=key, epoch=log.epoch,
+        verdict=None if verdict is None else verdict.event,
+    )  # fmt: skip
+    ex.check_lease()
+    if not ex.is_first_live() and effect == "reads":
+        log.append_behind(made.entry(started, verdict))
+    else:
+        writing = None
+        if flat is not None and arguments is given and verdict is None and len(flat) < _FLAT_BYTES_MAX:
+            writing = log.begin_step(started, b'{"arguments":%b' % (flat if tool.shape.is_sorted else _encode(given)))
+        writing = writing or log.append_begun(made.entry(started, verdict))
+        if not writing.is_committed and await log.settled(writing):
+            return await made.conclude(Applied(error=Untouched()))
+    ex.check_lease()
+    # Apply.
+    place = ToolStep(ex.run_id, step, 1, Key(key), made.progress)
+    inner = place.inner = branch.inner = InnerSteps(step, effect, None, None)
+    inner.hosted = ex.hosted
+    live = inner.live = None if effect == "reads" else ex.engine.live.begin(ex.run_id, step, name)
+    ex.attempts += 1
+    try:
+        if (stand_in := ex.engine.stand_in) is None:
+            applied = await made.touch(place)
+        else:
+            applied = await stand_in.apply(made.intent(), place, partial(made.touch, place))
+    finally:
+        if live is not None:
+            live.end()
+        branch.inner = None
+        ex.inner_waits.close(inner)
+        ex.attempts -= 1
+    # Record: the outcome is committed with the next append, or soon.
+    value: Any = applied.value
+    kind: Any = value.__class__
+    is_flat = applied.error is None and kind in _FLAT and tool.shape.returns in (Any, kind)
+    if not is_flat or inner.is_refused or inner.waits or ex.signal or ex.parked:
+        return await made.conclude(applied, inner)
+    ended = e.AttemptEnded(at=ex.now_us(), step=step, attempt=1, outcome="returned")
+    raw = flat_value(value)
+    seq = None if raw is None else log.end_step(started, ended, b'{"output":%b' % raw)
+    ex.context.see(seq or log.append_behind(Entry(ended, {"output": value})))
+    if ex.after_death:
+        await ex.barrier()
+    branch.answer = None
+    return value
 
 
 def _digest_of(ex: Execution, step: str, tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> bytes:
     """Returns the digest of the arguments. Raises ValueRefused with the name of the step."""
     try:
-        return digest_of(given, secret_key=ex.log.secret_key)
+        return digest(given, secret_key=ex.log.secret_key)
     except ValueRefused:
         intent_of(tool, arguments, given).classify(step, ex.log.secret_key)
         raise
@@ -135,10 +161,10 @@ def replayed_value(ex: Execution, branch: Branch, tool: AnyTool, given: dict[str
         return _NOT_PLAIN
     past, intended, output = found
     try:
-        digest = e.to_text(digest_of(given, secret_key=ex.log.secret_key))
+        given_digest = e.to_text(digest(given, secret_key=ex.log.secret_key))
     except ValueRefused:
         return _NOT_PLAIN
-    if past.name != tool.name or intended.digest != digest or intended.identity is not None:
+    if past.name != tool.name or intended.digest != given_digest or intended.identity is not None:
         return _NOT_PLAIN
     value = unpack(output, ex.engine.log.store.pieces).get("output")
     branch.count += 1
@@ -153,7 +179,7 @@ def intent_of(tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -
     return Intent("tool", tool.name, tool.fn, shape, arguments, tool.policy, returns=shape.returns, given=given)
 
 
-class _Attempt(NamedTuple):
+class _Attempt(msgspec.Struct, frozen=True):
     """The first attempt of a step, for the pipeline to continue."""
 
     ex: Execution
@@ -164,6 +190,10 @@ class _Attempt(NamedTuple):
     step: e.StepId
     key: str
     began_us: int
+
+    def entry(self, started: e.StepStarted, verdict: Verdict | None) -> Entry:
+        """The event of its intention, with all that the verdict rests on."""
+        return Entry(started, {"arguments": self.arguments, **(verdict.rests_on if verdict is not None else {})})
 
     async def touch(self, place: ToolStep) -> Applied:
         token = HERE.set(place)
