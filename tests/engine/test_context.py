@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -208,3 +209,17 @@ def test_the_code_gets_one_copy_until_its_context_changes(kd: killick.Client) ->
         return [same, run.context is first, run.context.fixed is SHARED]
 
     assert kd.run(lazy, id="r") == [True, False, False]
+
+
+def test_the_code_begins_with_the_context_that_is_on_record(kd: killick.Client) -> None:
+    made = itertools.count()
+
+    @dataclasses.dataclass
+    class Numbered:
+        number: int = dataclasses.field(default_factory=lambda: next(made))
+
+    @killick.agent(name="context_made_once", context=Numbered)
+    async def numbered(run: killick.Run[Numbered]) -> int:
+        return run.context.number
+
+    assert kd.run(numbered, id="r") == kd.state("r").context.document["number"]

@@ -15,7 +15,7 @@ from killick.engine import observers
 from killick.engine.steps import fast_path
 from killick.errors import RunWaiting
 from killick.log import encoding, writer
-from killick.log.writer import apply_events
+from killick.log.derived import apply_events
 from killick.model import events as e
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger

@@ -211,14 +211,14 @@ class Executor:
         engine, since = self.engine, self.engine.clock.monotonic()
         log = engine.log.begin(start.started.run, holder=engine.holder, seconds=engine.lease_seconds)
         started = log.with_key(start.started)
-        ex = self._execution(start.agent, log, state_machine.Resumed(), hosts=True)
+        document = initial_context(start.agent)
+        context = Context(start.agent, document, 0 if document is None else 1)
+        ex = self._execution(start.agent, log, state_machine.Resumed(), hosts=True, context=context)
         self._leased(ex, 1, since, engine.lease_seconds)
         ex.input = start.input
         taken = e.RunTaken(at=started.at, epoch=1, holder=engine.holder, build=started.build)
         taken = observers.taken(ex, taken, started=started)
-        ex.write_behind(*first_entries(started, start.agent, start.input), Entry(taken))
-        document = initial_context(start.agent)
-        ex.context = Context(start.agent, document, 0 if document is None else 1)
+        ex.write_behind(*first_entries(started, start.agent, start.input, document=document), Entry(taken))
         self._start(ex, state_machine.Resumed())
         return ex
 
@@ -313,12 +313,16 @@ class Executor:
             raise
         return ex
 
-    def _execution(self, agent: AnyAgent, log: RunLog, point: state_machine.Resumed, *, hosts: bool) -> Execution:
+    def _execution(
+        self, agent: AnyAgent, log: RunLog, point: state_machine.Resumed, *, hosts: bool, context: Context | None = None
+    ) -> Execution:
+        """The execution of a run. A new run brings its context."""
         engine = self.engine
         record = Record(engine.log, log.run, log.fold, after=point.after, rows=log.rows)
         log.rows = None
-        base = claims.context_base(engine, log, agent, point.after)
-        ex = Execution(engine, agent, log, record, recorded_context(agent, record, base))
+        if context is None:
+            context = recorded_context(agent, record, claims.context_base(engine, log, agent, point.after))
+        ex = Execution(engine, agent, log, record, context)
         ex.on_child = self._children.schedule if hosts else _nobody
         ex.on_message = self.notify
         ex.on_command = commands.receive

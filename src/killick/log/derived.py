@@ -1,17 +1,21 @@
-"""The stored folds of a log: the index entry of a run, and snapshots. Rebuilt when wrong."""
+"""Both folds of a log together, and what is stored of them: the index entry of a run, and snapshots."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from killick.model import hashing
 from killick.model.chunks import Blob
-from killick.model.fold import FOLD, Fold
+from killick.model.events import Event, StepIntended, StepStarted
+from killick.model.facts import PlainStep, plain_step
+from killick.model.fold import FOLD, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.store.records import ASKS, CRASHING, DIED_ALONE, STORE_OWNER, SUBJECT, RunIndex, Snapshot
 
+_BEGIN_STEPS: Final = frozenset({StepStarted, StepIntended, PlainStep})
 _OF_PEOPLE: Final = ("answer", "settlement")
 
 
@@ -40,6 +44,47 @@ def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
         tags=tags,
         seen=seen,
     )
+
+
+def apply_events(
+    fold: Fold | None, ledger: Ledger | None, events: Sequence[tuple[int, Event | PlainStep]], at: int = 0
+) -> int:
+    """Applies events to both folds, or to one, plain steps in a row at once. Stops where the timeline goes back, which
+    a ledger alone does not; returns the index of that."""
+    end, facts = len(events), None if ledger is None else ledger.facts
+    while at < end:
+        steps = list[PlainStep]()
+        if (
+            type(events[at][1]) in _BEGIN_STEPS
+            and (fold is None or fold.is_running)
+            and not (facts and facts.generation)
+        ):
+            while at < end:
+                step = plain_step(events, at)
+                if step is None or (facts and (step.started.key in facts.open or step.intended.step in facts.keys)):
+                    break
+                steps.append(step)
+                at += 1 if events[at][1] is step else step.last - step.seq + 1
+        if steps:
+            if fold is not None:
+                fold.apply_steps(steps)
+            if ledger is not None:
+                ledger.apply_steps(steps)
+            continue
+        for seq, event in events_of(*events[at]):
+            if fold is not None:
+                if goes_back(event):
+                    return at
+                fold.apply(seq, event)
+            if ledger is not None:
+                ledger.apply(seq, event)
+        at += 1
+    return at
+
+
+def events_of(seq: int, event: Event | PlainStep) -> Sequence[tuple[int, Event]]:
+    """Returns the events of a plain step, or the one event."""
+    return ((seq, event.intended), (event.last, event.ended)) if isinstance(event, PlainStep) else ((seq, event),)
 
 
 class SnapshotRoot(msgspec.Struct):

@@ -20,10 +20,10 @@ from killick.errors import (
     ValueErased,
 )
 from killick.log.ancestry import ancestry, owner_of, segments
-from killick.log.derived import SnapshotRoot
+from killick.log.derived import SnapshotRoot, apply_events
 from killick.log.group_commit import Committer
 from killick.log.paging import pages
-from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, apply_events
+from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog
 from killick.lru import Lru
 from killick.model import hashing
 from killick.model.chunks import Blob, Fetch, children, references, unpack

@@ -10,15 +10,15 @@ from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from killick.errors import HandleClosed, LogError
 from killick.ids import salt
-from killick.log.derived import index_of, snapshot_of
+from killick.log.derived import apply_events, events_of, index_of, snapshot_of
 from killick.log.encoding import NO_VALUES, STEP_EVENTS, packed, row_of
 from killick.log.group_commit import Committer, Tail, Ticket, running_loop
 from killick.model.chunks import Blob
 from killick.model.cipher import Cipher
 from killick.model.event_codec import OUTBOX_EVENTS, chained
 from killick.model.events import AttemptEnded, Event, RunRewound, RunStarted, RunTaken, StepStarted
-from killick.model.facts import PlainStep, plain_step
-from killick.model.fold import Fold, goes_back
+from killick.model.facts import PlainStep
+from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.store.protocol import Keys, Transaction
 from killick.store.records import Append, CreateRun, Delivery, Head, OutboxRow, Row, RunIndex, Snapshot, UniqueRight
@@ -513,7 +513,7 @@ class RunLog:
         unfolded, self._unfolded = self._unfolded, []
         at = 0
         while (at := apply_events(self._fold, self._ledger, unfolded, at)) < len(unfolded):
-            [(seq, event)] = _pairs(*unfolded[at])
+            [(seq, event)] = events_of(*unfolded[at])
             if isinstance(event, RunRewound):
                 # Pending chunks cannot be read from the store yet.
                 self.barrier()
@@ -541,42 +541,6 @@ class RunLog:
     def _snapshot(self) -> Snapshot:
         self._snapshot_at = self.seq
         return snapshot_of(self.fold, self.ledger, self.seq, self.hash)
-
-
-def apply_events(
-    fold: Fold | None, ledger: Ledger | None, events: Sequence[tuple[int, Event | PlainStep]], at: int = 0
-) -> int:
-    """Applies events to both folds, or to one, plain steps in a row at once. Stops where the timeline goes back, which
-    a ledger alone does not; returns the index of that."""
-    end, facts = len(events), None if ledger is None else ledger.facts
-    while True:
-        steps = list[PlainStep]()
-        if (fold is None or fold.is_running) and not (facts and facts.generation):
-            while at < end:
-                step = plain_step(events, at)
-                if step is None or (facts and (step.started.key in facts.open or step.intended.step in facts.keys)):
-                    break
-                steps.append(step)
-                at += 1 if events[at][1] is step else step.last - step.seq + 1
-        if fold is not None and steps:
-            fold.apply_steps(steps)
-        if ledger is not None and steps:
-            ledger.apply_steps(steps)
-        if at == end:
-            return at
-        for seq, event in _pairs(*events[at]):
-            if fold is not None and goes_back(event):
-                return at
-            if fold is not None:
-                fold.apply(seq, event)
-            if ledger is not None:
-                ledger.apply(seq, event)
-        at += 1
-
-
-def _pairs(seq: int, event: Event | PlainStep) -> Sequence[tuple[int, Event]]:
-    """Returns the events of a plain step, or the one event."""
-    return ((seq, event.intended), (event.last, event.ended)) if isinstance(event, PlainStep) else ((seq, event),)
 
 
 @dataclass(slots=True, eq=False)

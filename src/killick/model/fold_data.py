@@ -6,14 +6,15 @@ snapshot of a long run shares almost everything with the previous one.
 
 from __future__ import annotations
 
-from typing import Any, Final, Self
+from types import MappingProxyType
+from typing import Final, Self
 
 import msgspec
 
 from killick.model import events as e
 from killick.model.chunks import Blob, Fetch
 from killick.model.facts import OUT_OF_BAND, Facts, Step, StepStatus, intended_name
-from killick.model.vector import Saved, Vector
+from killick.model.vector import Saved, Vector, VectorFields
 
 _LIVE: Final = frozenset({"intended", "running"})
 _IDLE: Final = frozenset({"delayed", "waiting", "in_doubt"})
@@ -31,21 +32,13 @@ class _Root(msgspec.Struct):
 _read_root: Final = msgspec.json.Decoder(_Root).decode
 
 
-_PARTS: Final[dict[str, type[Any]]] = {
-    "steps": Step,
-    "tops": int,
-    "decisions": int,
-    "retried": int,
-    "failures": int,
-    "trace": int,
-    "effects": int,
-    "notes": int,
-}
-
-
-class FoldData:
+class FoldData(VectorFields):
     """The state of a timeline. Handlers change it, one event at a time."""
 
+    VECTORS = MappingProxyType({
+        "steps": Step, "tops": int, "decisions": int, "retried": int, "failures": int, "trace": int, "effects": int,
+        "notes": int,
+    })  # fmt: skip
     __slots__ = ("decisions", "effects", "facts", "failures", "notes", "retried", "steps", "tops", "trace")
 
     steps: Vector[Step]
@@ -61,8 +54,8 @@ class FoldData:
         self, facts: Facts | None = None, saved: dict[str, Saved] | None = None, fetch: Fetch | None = None
     ) -> None:
         self.facts = facts or Facts()
-        for name, of in _PARTS.items():
-            setattr(self, name, Vector(of, saved.get(name) if saved else None, fetch))
+        if saved:
+            self.load_vectors(saved, fetch)
 
     # the fold ---------------------------------------------------------------------------------
 
@@ -141,8 +134,7 @@ class FoldData:
 
     def save(self, pieces: list[Blob]) -> bytes:
         """Returns the root of a snapshot. Adds the chunks that earlier snapshots did not store to `pieces`."""
-        vectors = {name: getattr(self, name).save(pieces) for name in _PARTS}
-        return msgspec.json.encode(_Root(self.facts, vectors))
+        return msgspec.json.encode(_Root(self.facts, self.save_vectors(pieces)))
 
     @classmethod
     def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Self:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from killick.model import events as e
 from killick.model.chunks import Blob, Fetch
 from killick.model.facts import PERMIT, PlainStep, intended_name
-from killick.model.vector import Saved, Vector
+from killick.model.vector import Saved, Vector, VectorFields
 from killick.type_init import ready
 
 EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone"]
@@ -148,17 +149,21 @@ class _Root(msgspec.Struct):
 _read_root: Final = msgspec.json.Decoder(_Root).decode
 
 
-class Ledger:
+class Ledger(VectorFields):
     """All effects of a run on the world. Grows by `apply`, and never shrinks."""
 
+    VECTORS = MappingProxyType({"effects": Effect, "consumed": Consumed, "children": Child, "captures": Capture})
     __slots__ = ("captures", "children", "consumed", "effects", "facts")
+
+    effects: Vector[Effect]
+    consumed: Vector[Consumed]
+    children: Vector[Child]
+    captures: Vector[Capture]
 
     def __init__(self, saved: _Root | None = None, fetch: Fetch | None = None) -> None:
         self.facts = saved.facts if saved else LedgerFacts()
-        self.effects: Vector[Effect] = Vector(Effect, saved.effects if saved else None, fetch)
-        self.consumed: Vector[Consumed] = Vector(Consumed, saved.consumed if saved else None, fetch)
-        self.children: Vector[Child] = Vector(Child, saved.children if saved else None, fetch)
-        self.captures: Vector[Capture] = Vector(Capture, saved.captures if saved else None, fetch)
+        if saved is not None:
+            self.load_vectors({name: getattr(saved, name) for name in self.VECTORS}, fetch)
 
     def apply(self, seq: int, event: e.Event) -> None:
         """Applies the next event of the log."""
@@ -223,8 +228,7 @@ class Ledger:
 
     def save(self, pieces: list[Blob]) -> bytes:
         """As `State.save`."""
-        vectors = [vector.save(pieces) for vector in (self.effects, self.consumed, self.children, self.captures)]
-        return msgspec.json.encode(_Root(self.facts, *vectors))
+        return msgspec.json.encode(_Root(self.facts, **self.save_vectors(pieces)))
 
     @classmethod
     def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Ledger:

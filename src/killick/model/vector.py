@@ -6,9 +6,9 @@ value reader can read them. Loading is lazy: opening reads nothing, and an acces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, overload
 
 import msgspec
 
@@ -186,3 +186,27 @@ class Vector(Sequence[T], Generic[T]):
         node.saved = value_hash("json", body)
         pieces.append(Blob(node.saved, "json", body))
         return node.saved
+
+
+class VectorFields:
+    """Has the vectors that `VECTORS` names as attributes, each made at its first use: most runs use few of them."""
+
+    __slots__ = ()
+
+    VECTORS: ClassVar[Mapping[str, type[Any]]]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in self.VECTORS:
+                raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            vector = Vector(self.VECTORS[name])
+            setattr(self, name, vector)
+            return vector
+
+    def load_vectors(self, saved: Mapping[str, Saved], fetch: Fetch | None) -> None:
+        for name, of in self.VECTORS.items():
+            setattr(self, name, Vector(of, saved.get(name), fetch))
+
+    def save_vectors(self, pieces: list[Blob]) -> dict[str, Saved]:
+        return {name: getattr(self, name).save(pieces) for name in self.VECTORS}

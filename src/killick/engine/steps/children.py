@@ -119,7 +119,7 @@ def _create(ex: Execution, started: e.RunStarted, agent: AnyAgent, input: Any) -
 def first_entries(
     started: e.RunStarted, agent: AnyAgent, input: Any, *, document: dict[str, Any] | None = None,  # noqa: A002
 ) -> list[Entry]:  # fmt: skip
-    """How a run's log begins; with a document, where its context comes from another run."""
+    """How a run's log begins. The document of its context is made here, unless the caller has one."""
     entries = [Entry(started, {"input": input})]
     if document is None:
         document = initial_context(agent)

@@ -29,12 +29,14 @@ def listed(db: sqlite3.Cursor, query: RunQuery, before: int | None, limit: int) 
     apart = len(query.status) > 1 and query.tag is None and query.contains is None and not query.holders
     queries = [replace(query, status=(status,)) for status in dict.fromkeys(query.status)] if apart else [query]
     found = list[RunRow]()
-    db.execute("BEGIN")
+    if apart:
+        db.execute("BEGIN")
     for one in queries:
         source, conditions, values = _where(one)
         sql = Q.runs.format(source=source, conditions=conditions)
         found += map(run_row_of, db.execute(sql, (SEQ_MAX if before is None else before, *values, limit)))
-    db.execute("COMMIT")
+    if apart:
+        db.execute("COMMIT")
     return sorted(found, key=lambda row: -row.number)[:limit] if apart else found
 
 
