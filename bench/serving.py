@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,22 +98,6 @@ def workers(url: str, count: int, *, concurrency: int) -> Iterator[list[Worker]]
         for process in started:
             process.wait(30)
             _end(process.stdout).close()
-
-
-@contextmanager
-def processes(url: str, count: int, *, concurrency: int) -> Iterator[None]:
-    """One `killick worker --processes`, ready, for as long as the block lasts."""
-    options = ["--store", url, "--json", f"--processes={count}", f"--concurrency={concurrency}"]
-    command = [sys.executable, "-m", "killick", "worker", __spec__.name, *options]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
-        lines = (line for line in _end(worker.stdout) if '"started"' in line)
-        try:
-            for _ in range(count):
-                next(lines)
-            threading.Thread(target=_end(worker.stdout).read, daemon=True).start()  # so that the pipe is never full
-            yield
-        finally:
-            worker.terminate()
 
 
 def _end(of: IO[str] | None) -> IO[str]:

@@ -14,7 +14,7 @@ from typing import Final
 import killick
 from bench.measure import Measure, interleaved, ratio
 from bench.postgres import server, store_url, version
-from bench.serving import WAIT_SECONDS, computes, lingers, processes, workers
+from bench.serving import WAIT_SECONDS, computes, lingers, workers
 from killick.definitions.agents import Agent
 from killick.store.records import RunQuery
 
@@ -53,7 +53,7 @@ def _on_all_cores(url: str) -> Measure:
     two, one = interleaved(ROUNDS, partial(_computed, url, 2), partial(_computed, url, 1))
     return Measure(
         name="workers",
-        what="steps/s of `killick worker --processes 2` to one process, tools that compute, on one SQLite file",
+        what="steps/s of two workers to one, tools that compute, on one SQLite file",
         figure=ratio(two, one),
         at_least=1.9,
         beside=f"{median(two):,.0f}/s to {median(one):,.0f}/s on {os.cpu_count()} cores",
@@ -61,7 +61,7 @@ def _on_all_cores(url: str) -> Measure:
 
 
 def _computed(url: str, number: int) -> float:
-    with processes(url, number, concurrency=CONCURRENCY):
+    with workers(url, number, concurrency=CONCURRENCY):
         return asyncio.run(_played(url, computes))
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import sys
-import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from typing import Any, Final
 
 import click
@@ -24,8 +21,6 @@ from killick.definitions.agents import AGENTS
 from killick.logger import get_logger
 from killick.sanitizer import visible_line
 from killick.workers.metrics import MetricsServer
-from killick.workers.processes import Supervisor
-from killick.workers.worker import Worker
 
 STYLES: Final = {
     "claimed": "blue", "completed": "green", "failed": "red", "cancelled": "dim", "waiting": "yellow",
@@ -48,13 +43,10 @@ logger: Final = get_logger("killick")
               help="The minimum time of a run before a more urgent one may take its slot.")  # fmt: skip
 @grace_option
 @click.option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics at /metrics of this port.")
-@click.option("--processes", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-              help="The number of worker processes. One that dies is started again.")  # fmt: skip
-@click.option("--drain-on-eof", is_flag=True, hidden=True, help="Drain when stdin ends.")
 @click.option("--until-idle", is_flag=True, help="Exit when no run is due and none is running here.")
 def worker_command(
     shell: Shell, target: str | None, concurrency: int, agents: tuple[str, ...], per_agent: tuple[str, ...],
-    lease: float, least: float, grace: float, metrics: str | None, processes: int, drain_on_eof: bool, until_idle: bool,
+    lease: float, least: float, grace: float, metrics: str | None, until_idle: bool,
 ) -> Exit:  # fmt: skip
     """Execute due runs, fire triggers and call hooks, until SIGTERM or Ctrl-C.
 
@@ -65,7 +57,6 @@ def worker_command(
     \b
       killick worker app.py
       killick worker app.py --concurrency 50 --per-agent review=5
-      killick worker app.py --processes 4
       killick worker app.py --metrics 9464
       killick worker app.py --until-idle
     """
@@ -79,13 +70,8 @@ def worker_command(
         "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
         "lease_seconds": lease, "slice_seconds": least,
     }  # fmt: skip
-    if processes > 1:
-        client.worker(**made)  # refuses options that make no sense before any process is started
-        with LogPrinter(shell):
-            asyncio.run(_supervise(shell, processes, metrics, until_idle=until_idle))
-        return Exit.DONE
     with LogPrinter(shell), _shown(client, metrics):
-        asyncio.run(_serve(client, made, grace, until_idle=until_idle, drain_on_eof=drain_on_eof))
+        asyncio.run(_serve(client, made, grace, until_idle=until_idle))
     return Exit.DONE
 
 
@@ -117,37 +103,7 @@ def _shown(client: Client, metrics: str | None) -> Generator[None]:
         scraped.close()
 
 
-async def _supervise(shell: Shell, processes: int, metrics: str | None, *, until_idle: bool) -> None:
-    """Runs this command in several processes. Process N serves its metrics at PORT + N - 1."""
-    host, port = _address(metrics) if metrics is not None else ("", 0)
-    commands: list[list[str]] = []
-    for number in range(processes):
-        own = {"metrics": f"{host}:{port + number}"} if port else {}
-        arguments = _command_line(store=None, processes=None, drain_on_eof=True, **own)
-        commands.append([sys.executable, "-m", "killick", "worker", *arguments])
-    await Supervisor(commands, {**os.environ, "KILLICK_STORE": shell.url}, until_idle=until_idle).serve()
-
-
-def _command_line(**changed: Any) -> list[str]:
-    """The arguments of the current command for another process, with some of them changed."""
-    context, words = click.get_current_context(), list[str]()
-    for each in context.command.params:
-        value = {**context.params, **changed}[each.name or ""]
-        if value is None or value is False:
-            continue
-        if isinstance(each, click.Argument):
-            words.append(value)
-        elif value is True:
-            words.append(each.opts[0])
-        else:
-            values: Iterable[Any] = [f"{value}s"] if isinstance(value, float) else value if each.multiple else [value]
-            words += [f"{each.opts[0]}={one}" for one in values]
-    return words
-
-
-async def _serve(
-    client: Client, options: dict[str, Any], grace: float, *, until_idle: bool, drain_on_eof: bool
-) -> None:
+async def _serve(client: Client, options: dict[str, Any], grace: float, *, until_idle: bool) -> None:
     worker = client.worker(**options)
     loop = asyncio.get_running_loop()
 
@@ -160,8 +116,6 @@ async def _serve(
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, request_stop)
-    if drain_on_eof:
-        threading.Thread(target=_drain_on_eof, args=(loop, worker), daemon=True).start()
     serving = asyncio.ensure_future(worker.serve())
     if until_idle:
         idle = asyncio.ensure_future(worker.until_idle())
@@ -169,13 +123,6 @@ async def _serve(
         idle.cancel()
         worker.drain()
     await serving
-
-
-def _drain_on_eof(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
-    while os.read(0, 1):
-        pass
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has stopped already
-        loop.call_soon_threadsafe(worker.drain)
 
 
 class LogPrinter(logging.Handler):
