@@ -75,19 +75,6 @@ def web(kd: Client) -> Iterator[TestClient]:
         yield made
 
 
-def test_a_sorted_page_continues_where_the_one_before_ended(filled: Client, web: TestClient) -> None:
-    asked: dict[str, Any] = {"sort": "started", "limit": 2}
-    found, cursor = list[str](), None
-    while True:
-        page = web.get("/api/v1/runs", params=asked | ({"cursor": cursor} if cursor else {})).json()
-        found += [run["id"] for run in page["runs"]]
-        assert page["sorted"] == 6
-        if (cursor := page["next"]) is None:
-            break
-    assert found == ["Claim-0/x", "Claim-1/x", "Claim-2/x", "broken-1", "done-1", "later-1"]
-    assert web.get("/api/v1/runs", params={"sort": "name"}).status_code == 400
-
-
 def runs_of(web: TestClient, **asked: Any) -> list[str]:
     """What the twin lists, after seeing that the page lists the same in the same order."""
     answer, page = web.get("/api/v1/runs", params=asked), web.get("/runs", params=asked)

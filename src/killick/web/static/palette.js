@@ -1,4 +1,4 @@
-// The command palette: Ctrl-K or ⌘K on every page. Goes to a page, a saved view, an agent's runs, or a run by its id.
+// The command palette: Ctrl-K or ⌘K on every page. Goes to a page, an agent's runs, or a run by its id.
 
 const dialog = document.getElementById("palette");
 const input = dialog?.querySelector("input");
@@ -12,9 +12,7 @@ let turn = 0;
 
 function pages() {
   const links = [...document.querySelectorAll("header.bar nav a, [data-command-page]")];
-  const found = links.map((link) => ({ kind: "page", name: link.dataset.commandPage ?? link.firstChild.textContent.trim(), href: link.href }));
-  const views = JSON.parse(localStorage.getItem("killick-views") ?? "[]");
-  return [...found, ...views.map(({ name, query }) => ({ kind: "view", name, href: `${base}/runs${query}` }))];
+  return links.map((link) => ({ kind: "page", name: link.dataset.commandPage ?? link.firstChild.textContent.trim(), href: link.href }));
 }
 
 function show(found) {

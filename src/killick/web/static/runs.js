@@ -1,4 +1,4 @@
-// The page of runs: columns, saved views, and one command for many runs, previewed before it is executed.
+// The page of runs: one command for many runs, previewed before it is executed.
 
 import { post } from "./forms.js";
 
@@ -126,55 +126,3 @@ async function carryOut() {
     act.disabled = false;
   }
 }
-
-// Columns and views ---------------------------------------------------------------------------------
-
-// The usual columns are not in the address. Capturing, so that this comes before the form is sent.
-document.addEventListener("submit", (event) => {
-  const panel = event.target.querySelector?.("#columns [data-standard]");
-  const boxes = panel ? [...panel.querySelectorAll("input")] : [];
-  if (boxes.filter((box) => box.checked).map((box) => box.value).join(" ") === panel?.dataset.standard) for (const box of boxes) box.disabled = true;
-}, true);
-
-const menu = document.querySelector("[data-views]");
-const saved = () => JSON.parse(localStorage.getItem("killick-views") ?? "[]");
-
-function keepViews(views) {
-  localStorage.setItem("killick-views", JSON.stringify(views));
-  showViews();
-}
-
-function showViews() {
-  menu.querySelector("[data-views-list]").replaceChildren(...saved().map(({ name, query }) => {
-    const line = document.createElement("li");
-    const link = document.createElement("a");
-    link.href = `${location.pathname}${query}`;
-    link.textContent = name;
-    if (query === location.search) link.setAttribute("aria-current", "page");
-    const drop = document.createElement("button");
-    drop.className = "button bare";
-    drop.type = "button";
-    drop.textContent = "✕";
-    drop.setAttribute("aria-label", `Delete the view ${name}`);
-    drop.addEventListener("click", () => keepViews(saved().filter((each) => each.name !== name)));
-    line.append(link, drop);
-    return line;
-  }));
-}
-
-menu.querySelector("[data-views-save]").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const name = event.target.elements.name.value.trim();
-  if (name) keepViews([...saved().filter((each) => each.name !== name), { name, query: location.search }]);
-  event.target.reset();
-});
-menu.querySelector("[data-copy-link]").addEventListener("click", async () => {
-  const label = menu.querySelector("[data-copied]");
-  try {
-    await navigator.clipboard.writeText(location.href);
-    label.textContent = "copied";
-  } catch {
-    label.textContent = location.href;
-  }
-});
-showViews();
