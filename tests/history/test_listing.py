@@ -254,11 +254,11 @@ def test_what_is_kept_has_an_end_and_any_thread_may_ask(kd: Client, monkeypatch:
     assert len(lines._kept) == 3
 
 
-def test_values_go_through_what_hides_them_before_they_are_cut(kd: Client) -> None:
+def test_values_of_a_redacted_log_are_hidden_before_they_are_cut(kd: Client) -> None:
     begin(kd, "ada")
     row = kd.runtime.store.index("ada")
     assert row is not None
-    lines = Listing(kd.runtime.log, through=lambda run, values: {**values, "prompt": f"(of {run})"})
+    lines = Listing(kd.runtime.log.redacted(lambda run, values: {**values, "prompt": f"(of {run})"}))
     assert lines.lines([row], 0)[0].about[0].text == "managers: (of ada)"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.history.page import LEFT_MAX, STEPS_MAX, PageBuilder, RedactData, RunPage, bounds
+from killick.history.page import LEFT_MAX, STEPS_MAX, PageBuilder, RunPage, bounds
 from killick.history.timeline import part_of, timeline
 from killick.history.timeline_parts import Entry, Moment, Step, walked
 from killick.log import Log
@@ -23,11 +23,9 @@ from processes import Processes
 SEEDS = range(24)
 
 
-def section(
-    log: Log, run: str, *, before: int | None = None, limit: int = STEPS_MAX, through: RedactData | None = None
-) -> RunPage:
+def section(log: Log, run: str, *, before: int | None = None, limit: int = STEPS_MAX) -> RunPage:
     fold = log.state(run).fold
-    return PageBuilder(log, run, fold, through=through).section(*bounds(fold, before, limit))
+    return PageBuilder(log, run, fold).section(*bounds(fold, before, limit))
 
 
 @pytest.fixture
@@ -278,15 +276,18 @@ def test_a_part_of_a_timeline_explains_its_steps_as_the_whole_does(processes: Pr
     assert why(part) == why(whole)
 
 
-def test_values_go_through_what_they_are_given() -> None:
-    def hide(values: dict[str, Any]) -> dict[str, Any]:
+def test_a_redacted_log_shows_no_hidden_value() -> None:
+    def hide(run: str, values: dict[str, Any]) -> dict[str, Any]:
+        assert run == "r"
         return {name: "hidden" if name == "output" else value for name, value in values.items()}
 
     with killick.open("memory:") as kd:
         kd.run(anything, ["look"], id="r")
-        [step] = walked(section(kd.runtime.log, "r", through=hide).entries)
+        [step] = walked(section(kd.runtime.log.redacted(hide), "r").entries)
         assert step.output == "hidden"
         assert step.arguments == {"n": 0}
+        [step] = walked(section(kd.runtime.log, "r").entries)
+        assert step.output != "hidden"
 
 
 def test_a_run_without_steps_has_a_section_of_moments(processes: Processes) -> None:

@@ -7,7 +7,7 @@ step of a long run costs only that step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
@@ -116,15 +116,7 @@ class Diff(msgspec.Struct, frozen=True):
 # two places, two runs -----------------------------------------------------------------------------
 
 
-Seen = Callable[[State], State]
-"""A reader's view of a state, with hidden values removed."""
-
-
-def _as_it_is(state: State) -> State:
-    return state
-
-
-def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is, files: bool = True) -> Diff:
+def between(log: Log, run: str, *places: str, files: bool = True) -> Diff:
     """Returns the changes between two positions of a run, or of one position's step or event, or all since it."""
     if len(places) == 1:
         [text] = places
@@ -135,11 +127,11 @@ def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is, files: boo
         else:
             places = (text, "now")
     before, after = (place_at(log, run, text) for text in places)
-    found = _compared(log, _side(run, before), _side(run, after), seen)
+    found = _compared(log, _side(run, before), _side(run, after))
     return _with_files(log, found) if files else found
 
 
-def passed(log: Log, run: str, before: RunMoment, after: RunMoment, *, seen: Seen = _as_it_is) -> tuple[Diff, State]:
+def passed(log: Log, run: str, before: RunMoment, after: RunMoment) -> tuple[Diff, State]:
     """Returns the events from one position of a timeline to a later one, and the state there.
 
     Reads only those events and their steps, for a run of any length. So the changes are complete, but their pointers
@@ -148,7 +140,7 @@ def passed(log: Log, run: str, before: RunMoment, after: RunMoment, *, seen: See
     sides = _side(run, before), _side(run, after)
     events = [] if before.keep or after.keep else log.read(run, after=before.seq, limit=max(after.seq - before.seq, 0))
     if before.keep or after.keep or any(goes_back(event) for _, event, _ in events):
-        return _compared(log, *sides, seen), log.state(run, after.seq, keep=after.keep)
+        return _compared(log, *sides), log.state(run, after.seq, keep=after.keep)
     state = log.state(run, before.seq)
     named = {str(step) for _, event, _ in events if (step := getattr(event, "step", None)) is not None}
     named |= {event.undoes for _, event, _ in events if isinstance(event, StepIntended) and event.undoes}
@@ -158,7 +150,7 @@ def passed(log: Log, run: str, before: RunMoment, after: RunMoment, *, seen: See
     for seq, event, _ in events:
         state.fold.apply(seq, event)
     two = _narrowed(state, named, before.seq)
-    states = (seen(State(fold, state)) for fold in (one, two))
+    states = (State(fold, state) for fold in (one, two))
     return Diff(*sides, tuple(_changes(*states, shared=log.head(run).seq))), state
 
 
@@ -170,9 +162,9 @@ def _narrowed(state: State, steps: set[str], after: int) -> Fold:
     return narrowed(fold, indexes, failures)
 
 
-def across(log: Log, run: str, other: str, at: str = "now", *, seen: Seen = _as_it_is, files: bool = True) -> Diff:
+def across(log: Log, run: str, other: str, at: str = "now", *, files: bool = True) -> Diff:
     """Returns the differences between two runs at the same position, such as a run and its fork."""
-    found = _compared(log, _side(run, place_at(log, run, at)), _side(other, place_at(log, other, at)), seen)
+    found = _compared(log, _side(run, place_at(log, run, at)), _side(other, place_at(log, other, at)))
     return _with_files(log, found) if files else found
 
 
@@ -193,8 +185,8 @@ def _side(run: str, place: RunMoment) -> Side:
     return Side(run, place.seq, place.label, place.keep)
 
 
-def _compared(log: Log, before: Side, after: Side, seen: Seen) -> Diff:
-    one, two = (seen(log.state(side.run, side.seq, keep=side.keep)) for side in (before, after))
+def _compared(log: Log, before: Side, after: Side) -> Diff:
+    one, two = (log.state(side.run, side.seq, keep=side.keep) for side in (before, after))
     return Diff(before, after, tuple(_changes(one, two, shared=last_shared(log, before.run, after.run))))
 
 

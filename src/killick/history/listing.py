@@ -50,8 +50,6 @@ Kind = Literal[
     "person", "doubt", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more",
     "result", "answered", "program",
 ]  # fmt: skip
-Through = Callable[[str, dict[str, Any]], Mapping[str, Any]]
-"""Filters every event's values before display, given their run."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +106,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Listing:
     """Runs in lines, thread-safe. `whole` also reads runs whose index suffices for a short table."""
 
-    def __init__(self, log: Log, *, whole: bool = False, through: Through | None = None) -> None:
+    def __init__(self, log: Log, *, whole: bool = False) -> None:
         self._log = log
         self._whole = whole
-        self._through = through
         self._kept: Lru[str, tuple[tuple[int, str, int], Line]] = Lru(KEPT_MAX)
 
     def lines(self, rows: Sequence[RunRow], now_us: int) -> list[Line]:
@@ -228,8 +225,6 @@ class Listing:
         """Returns the steps whose questions have an answer that the run has not taken."""
         for step, wait in state.fold.facts.waits.items():
             if (found := pending_answer(self._log, state.run, wait)) is not None:
-                if self._through is not None:
-                    found = found._replace(value=self._through(state.run, {"value": found.value})["value"])
                 yield step, About(kind="answered", text=found.text(state))
 
     def _pause_reason(self, state: State) -> str:
@@ -278,8 +273,7 @@ class Listing:
 
     def _data(self, run: str, seq: int) -> Mapping[str, Any]:
         with contextlib.suppress(ValueErased):
-            data = self._log.data(run, seq)
-            return data if self._through is None else self._through(run, data)
+            return self._log.data(run, seq)
         return {}
 
 

@@ -9,26 +9,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from killick.errors import ValueErased
 from killick.history import timeline_parts as parts
 from killick.log.boundaries import before as place_before
 from killick.log.log import Log, Recorded
 from killick.model import events as e
 from killick.model import facts
 from killick.model import fold as folds
-from killick.model.chunks import unpack
 from killick.model.state import State
 
 STEPS_MAX: Final = 100
 LEFT_MAX: Final = 50
 """The maximum number of rewound steps listed in a page."""
-
-RedactData: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
-"""Hides some of an event's values."""
 
 _ROUND: Final = 1_000
 """The number of events in one read."""
@@ -78,11 +73,8 @@ class PageBuilder:
         fold: folds.Fold,
         at: int | None = None,
         keep: Sequence[int] = (),
-        *,
-        through: RedactData | None = None,
     ) -> None:
         self.fold = fold
-        self._through = through
         self._log = log
         self._run = run
         self._last = fold.facts.seq if at is None else at
@@ -107,13 +99,7 @@ class PageBuilder:
         return self.recorded(seq).event
 
     def data(self, seq: int) -> dict[str, Any]:
-        recorded = self.recorded(seq)
-        if recorded.row.data is not None:
-            found = dict(unpack(recorded.row.data, self._log.store.pieces))
-            return found if self._through is None else self._through(found)
-        if recorded.event.data is None:
-            return {}
-        raise ValueErased(e.from_text(recorded.event.data))
+        return self._log.values(self._run, self.recorded(seq).row)
 
     def values(self, seq: int) -> parts.Values:
         return parts.Values(self._erasing.data, seq)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from killick.history.page import STEPS_MAX, PageBuilder, RedactData, bounds
+from killick.history.page import STEPS_MAX, PageBuilder, bounds
 from killick.history.timeline_parts import Entry, Failed, Moment, Part, Step, Wait, walked
 from killick.log.log import Log
 from killick.model import events as e
@@ -104,7 +104,6 @@ def part_of(
     *,
     before: int | None = None,
     limit: int = STEPS_MAX,
-    through: RedactData | None = None,
     fold: Fold | None = None,
     known: bool = True,
 ) -> Timeline:
@@ -113,7 +112,7 @@ def part_of(
     If requested, the contracts and the context at the page's start precede it; that reads every context change.
     """
     fold = fold or log.state(run).fold
-    making = PageBuilder(log, run, fold, through=through)
+    making = PageBuilder(log, run, fold)
     found = making.section(*bounds(fold, before, limit))
     before_it = making.known_before(found) if known else ()
     return _around(making, run, (*before_it, *found.entries), skipped=found.first - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -41,6 +42,9 @@ T = TypeVar("T")
 
 _PIECES_KNOWN: Final = 64
 
+Redact = Callable[[str, Any], Any]
+"""Hides parts of a run's values from a reader."""
+
 
 class Recorded(NamedTuple):
     """An event and its seq."""
@@ -69,6 +73,13 @@ class Log:
         self.committer = Committer(store, clock or SystemClock(), behind=behind)
         self._snapshot_every = snapshot_every
         self._folds: Lru[tuple[str, str], tuple[bytes, Any]] = Lru(0)
+        self._redact: Redact | None = None
+
+    def redacted(self, redact: Redact) -> Log:
+        """Returns a view of the same logs for reading, in which every value passes `redact` first."""
+        view = copy(self)
+        view._redact = redact
+        return view
 
     def keep_folds(self, count: int) -> None:
         """Caches the folds of recently read runs, for a process that reads them repeatedly. It must not mutate them."""
@@ -252,11 +263,16 @@ class Log:
     def values(self, run: str, row: Row) -> dict[str, Any]:
         """Returns the values of a row that was read. Raises ValueErased if they were erased."""
         if row.data is not None:
-            return dict(unpack(row.data, self.store.pieces))
+            return dict(self.unpacked(run, row.data))
         digest = _event(run, row).data
         if digest is None:
             return {}
         raise ValueErased(from_text(digest))
+
+    def unpacked(self, run: str, packed: bytes) -> Any:
+        """Returns a stored value of a run."""
+        value = unpack(packed, self.store.pieces)
+        return value if self._redact is None else self._redact(run, value)
 
     def hash_at(self, run: str, seq: int) -> bytes:
         """Returns the chain hash at an event, or the genesis at 0."""

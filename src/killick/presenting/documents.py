@@ -15,7 +15,6 @@ from killick.engine import views
 from killick.engine.control.inbox import APPROVE
 from killick.errors import ValueErased
 from killick.history import timeline_parts as parts
-from killick.history.page import RedactData
 from killick.history.phrasing import chain
 from killick.log.boundaries import Boundary
 from killick.log.log import Log, Recorded
@@ -392,12 +391,12 @@ class Event(Document, frozen=True):
     data: Any
 
 
-def event(log: Log, run: str, recorded: Recorded, hide: RedactData | None = None) -> Event:
-    """An event with its values, redacted for the caller; None if they were erased."""
+def event(log: Log, run: str, recorded: Recorded) -> Event:
+    """An event with its values; None if they were erased."""
     seq, found, row = recorded
     data: Any = None
     with suppress(ValueErased):
-        data = log.values(run, row) if hide is None else hide(log.values(run, row))
+        data = log.values(run, row)
     return Event(
         run=run, seq=seq, at_us=found.at, kind=str(type(found).__struct_config__.tag), hash=row.hash.hex(),
         erased=data is None, fields=fields_of(msgspec.json.decode(row.body)), data=data,

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from killick.history.listing import Listing
+from killick.model.chunks import unpack
+from killick.model.codec import plain
 from killick.presenting.needs import Questions
 from killick.web.auth.access import Access
 from killick.web.hub import Hub
@@ -43,15 +47,15 @@ class AppContext:
         self.webhooks = dict(webhooks or {})
         self.hub = Hub(client, mask=self.mask)
         self.questions = Questions(client)
-        through = self._seen if self.mask else None
-        self.listing = Listing(client.runtime.log, whole=True, through=through)
-        self.tallies = Tallies(client, through)
+        self.log = client.runtime.log.redacted(self._seen) if self.mask else client.runtime.log
+        self.listing = Listing(self.log, whole=True)
+        self.tallies = Tallies(self.log, client.runtime.clock)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    def _seen(self, run: str, values: dict[str, Any]) -> dict[str, Any]:
-        """The values of a run that the caller may see."""
-        seen: dict[str, Any] = self.mask.over(values, run=run)
-        return seen
+    def _seen(self, run: str, value: Any) -> Any:
+        """A value of a run with all hidden that is to be."""
+        written = msgspec.json.encode(self.mask.over(plain(value), run=run))
+        return unpack(written, self.client.runtime.store.pieces)
 
     def turn(self, person: Person) -> asyncio.Semaphore:
         """Limits how many requests of one person are served at once, so that the others get a turn."""

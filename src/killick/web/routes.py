@@ -20,6 +20,7 @@ from killick.workers.tokens import Person as Person
 
 if TYPE_CHECKING:
     from killick.client.client import Client
+    from killick.log.log import Log
     from killick.web.redaction import Redaction
 
 A = TypeVar("A", bound=msgspec.Struct)
@@ -59,6 +60,11 @@ class Call(Generic[A, B]):
     @property
     def client(self) -> Client:
         return self.context.client
+
+    @property
+    def log(self) -> Log:
+        """The logs as the caller may see them."""
+        return self.context.log
 
     @property
     def mask(self) -> Redaction:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from killick.clock import Clock
 from killick.errors import KillickError
-from killick.history.listing import Listing, Through
+from killick.history.listing import Listing
+from killick.log.log import Log
 from killick.lru import Lru
 from killick.model import event_codec
 from killick.model import events as e
 from killick.presenting.documents import Document
 from killick.store.records import ENDED, RunRow
-
-if TYPE_CHECKING:
-    from killick.client.client import Client
 
 KEPT_MAX: Final = 20_000
 
@@ -73,9 +72,9 @@ class RunTally:
 class Tallies:
     """The tallies of many runs. Thread-safe."""
 
-    def __init__(self, client: Client, through: Through | None) -> None:
-        self._store, self._clock = client.runtime.store, client.runtime.clock
-        self._failures = Listing(client.runtime.log, through=through)
+    def __init__(self, log: Log, clock: Clock) -> None:
+        self._store, self._clock = log.store, clock
+        self._failures = Listing(log)
         self._kept: Lru[str, RunTally] = Lru(KEPT_MAX)
         self._mutex = threading.Lock()
 

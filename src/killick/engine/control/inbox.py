@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model.chunks import pack, unpack
+from killick.model.chunks import pack
 from killick.store.records import Delivery, Message
 
 COMMAND: Final = "killick.command"
@@ -43,7 +43,7 @@ def child_id(run: str, ended: int) -> str:
 
 
 def body_of(log: Log, message: Message) -> Any:
-    return unpack(message.body, log.store.pieces)
+    return log.unpacked(message.run, message.body)
 
 
 def message_taken(message: Message, at: int, *, step: e.StepId | None = None) -> e.MessageTaken:

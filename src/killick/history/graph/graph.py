@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from killick.clock import timestamp
 from killick.history.compare_runs import Condition, changed_in, place_of
 from killick.history.graph.truncation import LaneSteps
-from killick.history.page import RedactData
 from killick.history.timeline_parts import Step
 from killick.log.log import Log
 from killick.log.paging import pages
@@ -160,11 +159,11 @@ def _document(part: Any) -> Any:
 # making one ---------------------------------------------------------------------------------------
 
 
-def run_graph(log: Log, run: str, *, runs_max: int = RUNS_MAX, through: RedactData | None = None) -> Graph:
+def run_graph(log: Log, run: str, *, runs_max: int = RUNS_MAX) -> Graph:
     """Returns the run tree of a run, from its root, with all children."""
     lineage = [head.run for head, _ in log.ancestry(run)]
     root = lineage[-1]
-    making = _GraphBuilder(log, run, through)
+    making = _GraphBuilder(log, run)
     waiting, seen, left_out = [root], {root}, 0
     while waiting:
         name = waiting.pop(0)
@@ -201,12 +200,11 @@ def _rewinds(log: Log, run: str) -> Iterator[tuple[int, e.RunRewound]]:
 class _GraphBuilder:
     """Builds lanes, run by run, each after its parent."""
 
-    def __init__(self, log: Log, asked: str, through: RedactData | None) -> None:
+    def __init__(self, log: Log, asked: str) -> None:
         self.log = log
         self.asked = asked
         self.lanes: list[Lane] = []
         self.left_out = 0
-        self._through = through
         self._known: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._first: dict[str, int] = {}
         self._children: dict[str, tuple[int, int]] = {}
@@ -222,7 +220,7 @@ class _GraphBuilder:
         rewinds = list(_rewinds(log, run))[::-1] if fold.facts.generation else []
         near = self._branch_points(run, ledger, lineage, rewinds[:LEFT_MAX])
         since = born.cut if isinstance(born, e.RunForked) else 0
-        line = LaneSteps(log, run, fold, since=since, near=near, through=self._through)
+        line = LaneSteps(log, run, fold, since=since, near=near)
         self._first[run] = len(self.lanes)
         self._add(self._of_run(run, line, born), line, run, stands)
         self.left_out += len(rewinds[LEFT_MAX:])
@@ -232,7 +230,7 @@ class _GraphBuilder:
 
     def _take_left(self, run: str, seq: int, event: e.RunRewound, stands: Mapping[int, EffectStatus]) -> None:
         fold: Fold = self.log.state(run, seq - 1).fold
-        left = LaneSteps(self.log, run, fold, seq - 1, since=event.cut, through=self._through)
+        left = LaneSteps(self.log, run, fold, seq - 1, since=event.cut)
         if any(not isinstance(each, int) and left.key(each.number) not in self._known for each in left.steps):
             self._add(self._of_rewind(run, left, seq, event), left, run, stands)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from killick.history.compare_runs import StepKeys
-from killick.history.page import PageBuilder, RedactData
+from killick.history.page import PageBuilder
 from killick.history.phrasing import short
 from killick.history.timeline_parts import Step
 from killick.log.log import Log
@@ -39,11 +39,10 @@ class LaneSteps(StepKeys):
 
     def __init__(
         self, log: Log, run: str, fold: Fold, at: int | None = None, *, since: int = 0, near: Iterable[int] = (),
-        through: RedactData | None = None,
     ) -> None:  # fmt: skip
         super().__init__(log, run, fold)
         self._log = log
-        self._making = PageBuilder(log, run, fold, at, through=through)
+        self._making = PageBuilder(log, run, fold, at)
         self._first = max(bisect_left(fold.tops, since + 1, key=self._ended) - 1, 0) if since else 0
         if len(fold.steps) > LONG:
             self.steps: list[Step | int] = list(self._read(self._chosen(near)))

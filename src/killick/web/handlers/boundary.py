@@ -21,7 +21,6 @@ from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
 from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, Retry, State
-from killick.web.handlers.step_list import masked
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 SHOWN_MAX: Final = 12
@@ -151,13 +150,13 @@ def own_steps(fold: Fold) -> tuple[StepChoice, ...]:
 
 def moment(call: Call[MomentAsked, Nothing]) -> Boundary:
     """A run at boundary n of its timeline."""
-    now = call.client.runtime.log.state(call.asked.run).fold
+    now = call.log.state(call.asked.run).fold
     return _seen(call, call.asked.run, now, boundaries.nth(now, call.asked.n), marks=call.asked.marks)
 
 
 def moment_at(call: Call[PlaceAsked, Nothing]) -> Boundary:
     """A run at a place of its time."""
-    asked, log = call.asked, call.client.runtime.log
+    asked, log = call.asked, call.log
     now = log.state(asked.run).fold
     return _seen(call, asked.run, now, numbered(log, asked.run, now, asked.place), marks=asked.marks)
 
@@ -181,16 +180,14 @@ def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
 
 
 def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks: bool) -> Boundary:
-    log, place = call.client.runtime.log, at.place
-    mask = masked(call, run)
+    log, place = call.log, at.place
     earlier = at.n if at.side == "event" else at.n - 1
     before = boundaries.nth(now, earlier).place if earlier >= 0 else None
     if before is not None and before.seq <= place.seq:
-        diff, stood = passed(log, run, before, place, seen=mask)
+        diff, state = passed(log, run, before, place)
         changes = tuple(changed(diff))
     else:
-        changes, stood = (), log.state(run, place.seq, keep=place.keep)
-    state = mask(stood)
+        changes, state = (), log.state(run, place.seq, keep=place.keep)
     facts = state.fold.facts
     return Boundary(
         run=run, n=at.n, count=boundaries.count(now), side=at.side, place=place.label,
@@ -294,9 +291,9 @@ class StateAsked(RunAsked, frozen=True, kw_only=True):
 
 def state(call: Call[StateAsked, Nothing]) -> Response:
     """The whole state of a run at a place, as its documented JSON form has it: as long as the run is."""
-    asked, log = call.asked, call.client.runtime.log
+    asked, log = call.asked, call.log
     place: RunMoment = boundaries.at(log, asked.run, asked.at)
-    found = masked(call, asked.run)(log.state(asked.run, place.seq, keep=place.keep))
+    found = log.state(asked.run, place.seq, keep=place.keep)
     return Response(found.to_json(), media_type="application/json")
 
 

@@ -23,10 +23,8 @@ from killick.log import boundaries
 from killick.log.boundaries import RunMoment
 from killick.model.codec import plain
 from killick.model.ledger import Spend
-from killick.model.state import State
 from killick.presenting.documents import Document
 from killick.web.handlers.boundary import SIGNS, Change, PlaceText, RunContext, StepChoice, Written, changed, own_steps
-from killick.web.handlers.step_list import masked, through_of
 from killick.web.routes import Call, Nothing, Route, get
 
 PAGE: Final = 40
@@ -156,10 +154,10 @@ class _Side:
     """A run as it is now, read lazily."""
 
     def __init__(self, call: Call[Any, Any], run: str) -> None:
-        self.log, self.run = call.client.runtime.log, run
-        self.state = masked(call, run)(self.log.state(run))
+        self.log, self.run = call.log, run
+        self.state = self.log.state(run)
         self.fold = self.state.fold
-        self._making = PageBuilder(self.log, run, self.fold, through=through_of(call, run))
+        self._making = PageBuilder(self.log, run, self.fold)
         self._keys = StepKeys(self.log, run, self.fold)
 
     def key(self, index: int) -> tuple[Any, ...]:
@@ -172,6 +170,13 @@ class _Side:
             return {}
         found = self._making.section(first + 1, min(end, len(self.fold.tops)))
         return {step.number: step for step in walked(found.entries)}
+
+    def document(self, at: str | None) -> Any:
+        """The agent's own document, at a place or now."""
+        if at is None:
+            return self.state.context.document
+        place = boundaries.at(self.log, self.run, at)
+        return self.log.state(self.run, place.seq, keep=place.keep).context.document
 
     def seen(self) -> ComparedRun:
         facts, log = self.fold.facts, self.log
@@ -205,17 +210,17 @@ def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
         return nothing
     if one.run == two.run:
         then, later = _two_places(one, asked)
-        changes = tuple(_between(call, one, then, later))
-        return msgspec.structs.replace(nothing, at=then.label, to=later.label, changes=changes)
+        diff, _ = passed(one.log, one.run, then, later)
+        return msgspec.structs.replace(nothing, at=then.label, to=later.label, changes=tuple(changed(diff)))
     start, shared = _shared(one, two)
     first = max(int(asked.cursor or 0), start)
     pairs = tuple(_pairs(one, two, first))
     last = max(len(one.fold.tops), len(two.fold.tops))
-    conditions = conditions_between(call.client.runtime.log, one.run, two.run) if shared is not None else ()
+    conditions = conditions_between(call.log, one.run, two.run) if shared is not None else ()
     return msgspec.structs.replace(
         nothing, shared=shared, conditions=tuple(map(ForkCondition.of, conditions)), pairs=pairs,
         diverges_at=next((pair.step for pair in pairs if pair.how is not None), None),
-        changes=tuple(_contexts(_document(call, one), _document(call, two))),
+        changes=tuple(_contexts(one.document(asked.at), two.document(asked.at))),
         next=str(first + PAGE) if first + PAGE < last else None,
     )  # fmt: skip
 
@@ -297,17 +302,6 @@ def word_diff(one: str, two: str) -> tuple[tuple[TextPiece, ...], tuple[TextPiec
 # their states -------------------------------------------------------------------------------------
 
 
-def _document(call: Call[CompareAsked, Nothing], side: _Side) -> Any:
-    """The agent's own document, at the place that is asked for or now."""
-    if call.asked.at is None:
-        return side.state.context.document
-    return _at(call, side, boundaries.at(side.log, side.run, call.asked.at)).context.document
-
-
-def _at(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment) -> State:
-    return masked(call, side.run)(side.log.state(side.run, place.seq, keep=place.keep))
-
-
 def _contexts(one: Any, two: Any) -> Iterator[Change]:
     was, now = (msgspec.to_builtins(plain({} if each is None else each)) for each in (one, two))
     for change in changed_values(was, now):
@@ -320,18 +314,12 @@ def _two_places(side: _Side, asked: CompareAsked) -> tuple[RunMoment, RunMoment]
     return (one, two) if one.seq <= two.seq else (two, one)
 
 
-def _between(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment, later: RunMoment) -> Iterator[Change]:
-    """The changes of a run from one position to a later one."""
-    found, _ = passed(side.log, side.run, place, later, seen=masked(call, side.run))
-    yield from changed(found)
-
-
 # candidates for a comparison ----------------------------------------------------------------------
 
 
 def _related_runs(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedRun]:
     """The parent and the forks of a run, then the latest runs of its agent; without a run, the latest of all."""
-    log, found = call.client.runtime.log, dict[str, Kinship]()
+    log, found = call.log, dict[str, Kinship]()
     agent = side.fold.facts.agent if side is not None else None
     if side is not None:
         found |= {run: "parent" for run in (side.fold.facts.forked_from,) if run is not None}

@@ -6,14 +6,11 @@ from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import msgspec
-from msgspec.structs import replace
 from starlette.responses import Response
 
 from killick.history.graph.graph import Graph, Lane, run_graph
 from killick.history.graph.svg import svg
-from killick.history.page import RedactData
 from killick.presenting.steps import reply_text
-from killick.web.handlers.step_list import through_of
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 RUNS_MAX: Final = 24
@@ -36,7 +33,7 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 def graph(call: Call[RunAsked, Nothing]) -> RunGraph:
     """The run with its forks, children and rewound steps, as lanes of a drawing."""
-    return RunGraph(**_drawn(call, call.asked.run).document())
+    return RunGraph(**_drawn(call).document())
 
 
 def picture(call: Call[PictureAsked, Nothing]) -> Response:
@@ -47,25 +44,15 @@ def picture(call: Call[PictureAsked, Nothing]) -> Response:
             return call.url("/runs/{run}", run=lane.run)
         return f"{call.url('/runs/{run}', run=lane.run, step=step)}#step-{step}"
 
-    found = _drawn(call, call.asked.run)
+    found = _drawn(call)
     drawn = svg(found, link_to, text_of=reply_text, whole=call.asked.whole)
     # It is a part of a page: opened by itself, it is saved.
     name = f"attachment; filename*=UTF-8''{quote(call.asked.run, safe='')}.svg"
     return Response(drawn, headers={"Content-Disposition": name}, media_type="image/svg+xml")
 
 
-def _drawn(call: Call[Any, Nothing], run: str) -> Graph:
-    mask = through_of(call, run)
-    found = run_graph(call.client.runtime.log, run, runs_max=RUNS_MAX, through=mask)
-    if mask is None:
-        return found
-    return replace(found, lanes=tuple(_masked(lane, mask) for lane in found.lanes))
-
-
-def _masked(lane: Lane, mask: RedactData) -> Lane:
-    """The conditions of a fork, redacted for the caller."""
-    given = tuple(replace(each, **mask({"value": each.value, "was": each.was})) for each in lane.conditions)
-    return replace(lane, conditions=given)
+def _drawn(call: Call[Any, Nothing]) -> Graph:
+    return run_graph(call.log, call.asked.run, runs_max=RUNS_MAX)
 
 
 ROUTES: Final[tuple[Route, ...]] = (

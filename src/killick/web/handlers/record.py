@@ -15,7 +15,6 @@ from starlette.responses import Response
 from killick.model import ledger as ledgers
 from killick.model.state import State
 from killick.presenting.documents import Decision, Document, Error, Event, errors, event, recorded_failure
-from killick.web.handlers.step_list import state_of, through_of
 from killick.web.problems import Problem
 from killick.web.render import pretty
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
@@ -58,7 +57,7 @@ class DecisionPage(Document, frozen=True):
 
 def decisions(call: Call[PageAsked, Nothing]) -> DecisionPage:
     """Decisions with their options, reasons and authors; the last first."""
-    run, state = call.asked.run, state_of(call, call.asked.run)
+    run, state = call.asked.run, call.log.state(call.asked.run)
     found, following = paged(state.decisions, call.asked)
     documents = tuple(map(RecordedDecision.of, reversed(found)))
     return DecisionPage(run=run, total=len(state.fold.decisions), decisions=documents, next=following)
@@ -87,7 +86,7 @@ class FailurePage(Document, frozen=True):
 
 def failures(call: Call[PageAsked, Nothing]) -> FailurePage:
     """Failures with their context: every failed attempt, rejection and failed step; the last first."""
-    run, state = call.asked.run, state_of(call, call.asked.run)
+    run, state = call.asked.run, call.log.state(call.asked.run)
     found, following = paged(state.failures, call.asked)
     documents = tuple(RecordedFailure.of(each, errors=errors(recorded_failure(each.error))) for each in reversed(found))
     return FailurePage(run=run, total=len(state.fold.failures), failures=documents, next=following)
@@ -125,8 +124,8 @@ class EffectPage(Document, frozen=True):
 
 def effects(call: Call[PageAsked, Nothing]) -> EffectPage:
     """Effects on the outside world, with their status; the last first."""
-    run, state = call.asked.run, state_of(call, call.asked.run)
-    ledger = call.client.runtime.log.ledger(run)
+    run, state = call.asked.run, call.log.state(call.asked.run)
+    ledger = call.log.ledger(run)
     found, following = paged(ledger.effects, call.asked)
     undoing = _undoing(ledger.effects, [each.started for each in found if each.status == "undone"])
     documents = tuple(_effect(state, ledger.effects, each, undoing.get(each.started)) for each in reversed(found))
@@ -184,12 +183,11 @@ class EventPage(Document, frozen=True):
 
 def events(call: Call[EventsAsked, Nothing]) -> EventPage:
     """The log itself: every event, verbatim, in order."""
-    asked, log = call.asked, call.client.runtime.log
+    asked, log = call.asked, call.log
     last = log.head(asked.run).seq
     after = max(last - asked.limit, 0) if asked.after is None else asked.after
     found = log.read(asked.run, after=after, limit=asked.limit)
-    hide = through_of(call, asked.run)
-    documents = tuple(event(log, asked.run, each, hide) for each in found)
+    documents = tuple(event(log, asked.run, each) for each in found)
     end = found[-1].seq if found else after
     return EventPage(
         run=asked.run, last=last, events=documents, next=str(end) if end < last else None,
@@ -204,12 +202,10 @@ class ValueAsked(RunAsked, frozen=True, kw_only=True):
 
 def value(call: Call[ValueAsked, Nothing]) -> Response:
     """One value of an event, whole, as text."""
-    asked, log = call.asked, call.client.runtime.log
+    asked, log = call.asked, call.log
     if asked.seq > log.head(asked.run).seq:
         raise Problem(404, f"{asked.run}: has no event {asked.seq}", code="event_unknown")
-    data = log.data(asked.run, asked.seq)
-    hide = through_of(call, asked.run)
-    shown = data if hide is None else hide(data)
+    shown = log.data(asked.run, asked.seq)
     if asked.name not in shown:
         there = f"; it has {', '.join(sorted(shown))}" if shown else ""
         raise Problem(404, f"{asked.run}: event {asked.seq} has no {asked.name}{there}", code="value_unknown")

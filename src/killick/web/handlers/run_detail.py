@@ -26,7 +26,7 @@ from killick.store.protocol import is_held
 from killick.store.records import Head
 from killick.web.handlers.status import last_seal
 from killick.web.handlers.step_detail import StepId, about, unknown
-from killick.web.handlers.step_list import StepPage, state_of, step_page, through_of
+from killick.web.handlers.step_list import StepPage, step_page
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, Route, RunAsked, get, post
 from killick.web.tallies import RunUsage
@@ -110,15 +110,15 @@ class RunDetail(Run, frozen=True):
 
 def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
     """A run: its position, its open waits, and its last steps."""
-    asked, client, log = call.asked, call.client, call.client.runtime.log
+    asked, client, log = call.asked, call.client, call.log
     run, head = asked.run, log.head(asked.run)
-    state = state_of(call, run)
+    state = log.state(run)
     fold, ledger = state.fold, log.ledger(run)
     broken = client.runtime.store.quarantined(run)
     worker = _worker(client, head)
     abandoned = fold.facts.status == "running" and (worker is None or not worker.alive)
     status = "broken" if broken is not None else "abandoned" if abandoned else fold.facts.status
-    tail = part_of(log, run, limit=TAIL_STEPS, through=through_of(call, run), fold=fold, known=False)
+    tail = part_of(log, run, limit=TAIL_STEPS, fold=fold, known=False)
     last = last_seal(client)
     seal = None if last is None else RunSeal.of(last, covers=tail.last_at <= last.at_us)
     waits = islice(waits_of(client.runtime.store, state), WAITS_MAX)
@@ -175,12 +175,12 @@ class Explanation(Document, frozen=True):
 
 def why(call: Call[WhyAsked, Nothing]) -> Explanation:
     """Why a step happened and how it went; without a step, where the run is and why."""
-    run, number, log = call.asked.run, call.asked.step, call.client.runtime.log
-    fold, through = log.state(run).fold, through_of(call, run)
+    run, number, log = call.asked.run, call.asked.step, call.log
+    fold = log.state(run).fold
     if number is None:
-        found: Timeline | None = part_of(log, run, limit=TAIL_STEPS, through=through, fold=fold)
+        found: Timeline | None = part_of(log, run, limit=TAIL_STEPS, fold=fold)
     else:
-        found = about(log, run, fold, number, through)
+        found = about(log, run, fold, number)
     if found is None:
         raise unknown(run, fold, str(number))
     lines = explained(found, number, zone=None, answers=pending_answers(log, run))

@@ -12,7 +12,6 @@ from msgspec import Meta
 
 from killick.history import timeline_parts
 from killick.history.diff import passed
-from killick.history.page import RedactData
 from killick.history.run_info import pending_answers
 from killick.history.timeline import Timeline, part_of
 from killick.log.boundaries import at as place_at
@@ -21,7 +20,6 @@ from killick.model.fold import Fold
 from killick.presenting.documents import Document, Step, step_fields
 from killick.presenting.explain import why as explained
 from killick.web.handlers.boundary import Change, changed
-from killick.web.handlers.step_list import masked, through_of
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
@@ -59,10 +57,10 @@ class StepDetail(Step, frozen=True, tag="step"):
 def step(call: Call[StepAsked, Nothing]) -> StepDetail:
     """Everything on record of one step: values, attempts, waits, verdicts, edits, changes, and the reason."""
     run, number = call.asked.run, call.asked.step
-    log, through = call.client.runtime.log, through_of(call, run)
+    log = call.log
     fold = log.state(run).fold
     known = fold.step(number)
-    timeline = about(log, run, fold, number, through)
+    timeline = about(log, run, fold, number)
     found = timeline.step(number) if timeline is not None else None
     if known is None or timeline is None or found is None:
         raise unknown(run, fold, number)
@@ -76,11 +74,11 @@ def step(call: Call[StepAsked, Nothing]) -> StepDetail:
 
 def _changes(call: Call[StepAsked, Nothing], step: timeline_parts.Step) -> tuple[Change, ...]:
     """The changes of a step. In a large scope, each inner step has its own."""
-    run, log = call.asked.run, call.client.runtime.log
+    run, log = call.asked.run, call.log
     if sum(1 for _ in timeline_parts.walked(step.entries)) > INSIDE_MAX:
         return ()
     before, after = (place_at(log, run, f"{step.number}:{side}") for side in ("before", "after"))
-    diff, _ = passed(log, run, before, after, seen=masked(call, run))
+    diff, _ = passed(log, run, before, after)
     return tuple(changed(diff))
 
 
@@ -89,7 +87,7 @@ def unknown(run: str, fold: Fold, number: str) -> Problem:
     return Problem(404, f"{run}: has no step {number}; it has {len(fold.tops)}", code="step_unknown")
 
 
-def about(log: Log, run: str, fold: Fold, number: str, through: RedactData | None) -> Timeline | None:
+def about(log: Log, run: str, fold: Fold, number: str) -> Timeline | None:
     """The part of a timeline that explains a step: the step, some before it and the next one."""
     index, tops = fold.find(number), fold.tops
     if index is None:
@@ -97,7 +95,7 @@ def about(log: Log, run: str, fold: Fold, number: str, through: RedactData | Non
     own = bisect_right(tops, index)  # the run's own step that it is in
     end = tops[own + 1] if own + 1 < len(tops) else len(fold.steps)
     reach = end - (tops[own - 1] if own else 0)
-    return part_of(log, run, before=own + 2, limit=reach + BEFORE_STEPS, through=through, fold=fold)
+    return part_of(log, run, before=own + 2, limit=reach + BEFORE_STEPS, fold=fold)
 
 
 def _effect_status(log: Log, run: str, step: timeline_parts.Step, started: int) -> StepEffect | None:

@@ -6,22 +6,17 @@ the run is, and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Final, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final
 
-import msgspec
 from msgspec import Meta
 
 from killick.history import timeline_parts
-from killick.history.page import STEPS_MAX, PageBuilder, RedactData, bounds
+from killick.history.page import STEPS_MAX, PageBuilder, bounds
 from killick.history.phrasing import cut, short
 from killick.history.timeline_parts import Entry, Moment, Step
-from killick.log.log import Log
 from killick.model import events as e
-from killick.model.chunks import unpack
-from killick.model.codec import plain
 from killick.model.fold import Fold
-from killick.model.state import State
 from killick.presenting import moments
 from killick.presenting import steps as presented
 from killick.presenting.documents import Document, StepReference, duration_us
@@ -136,9 +131,8 @@ def step_page(
     fold: Fold | None = None,
 ) -> StepPage:
     """The document of a section."""
-    log = call.client.runtime.log
-    fold = fold or log.state(run).fold
-    part = PageBuilder(log, run, fold, through=through_of(call, run)).section(*bounds(fold, before, limit))
+    fold = fold or call.log.state(run).fold
+    part = PageBuilder(call.log, run, fold).section(*bounds(fold, before, limit))
     scale = Scale(part.entries, fold.facts.started_at, call.now_us)
     rows = lines(part.entries, call.now_us, scale, is_first=part.first == 1, around=around)
     return StepPage(
@@ -220,41 +214,6 @@ def _line(step: Step, now_us: int, scale: Scale) -> StepSummary:
         tokens=usage.tokens_in + usage.tokens_out if usage is not None else None,
         nested_steps=sum(1 for _ in timeline_parts.walked(step.entries)),
     )  # fmt: skip
-
-
-def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
-    """The function that redacts values before texts are made from them."""
-
-    def hide(values: dict[str, Any]) -> dict[str, Any]:
-        written = msgspec.json.encode(call.mask.over(plain(values), run=run))
-        return cast("dict[str, Any]", unpack(written, call.client.runtime.store.pieces))
-
-    return hide if call.mask else None
-
-
-def masked(call: Call[Any, Any], run: str) -> Callable[[State], State]:
-    """Gives states of a run with the same hidden: their texts are made from the redacted values."""
-    log, hide = call.client.runtime.log, through_of(call, run)
-    return lambda state: state if hide is None else State(state.fold, _RedactedReader(log, run, hide))
-
-
-def state_of(call: Call[Any, Any], run: str) -> State:
-    """A run's state, with the same hidden."""
-    return masked(call, run)(call.client.runtime.log.state(run))
-
-
-class _RedactedReader(NamedTuple):
-    """Reads values for a state, redacted."""
-
-    log: Log
-    run: str
-    hide: RedactData
-
-    def event(self, seq: int) -> e.Event:
-        return self.log.event(self.run, seq)
-
-    def data(self, seq: int) -> dict[str, Any]:
-        return self.hide(self.log.data(self.run, seq))
 
 
 ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/steps", steps, asks=StepsAsked, gives=StepPage, personal=False),)

@@ -19,7 +19,6 @@ from killick.model.typed import convert
 from killick.presenting.documents import Document, Error, errors
 from killick.presenting.steps import reply_text
 from killick.web.handlers.record import PageAsked, paged
-from killick.web.handlers.step_list import state_of
 from killick.web.routes import Call, Nothing, Route, get
 from killick.window.messages import is_list
 from killick.window.usage import request_of
@@ -84,7 +83,7 @@ class Trace(Document, frozen=True):
 def trace(call: Call[TraceAsked, Nothing]) -> Trace:
     """The reasoning trace: messages, reasoning, tool calls and usage, in order."""
     asked = call.asked
-    state = state_of(call, asked.run)
+    state = call.log.state(asked.run)
     indexes, following = paged(state.fold.trace, asked)
     start = int(following or 0)
     sent = _sent_before(state, start)
