@@ -15,7 +15,7 @@ import killick
 from killick.web.app import ROUTES
 from killick.web.app_context import AppContext
 from killick.web.auth.access import access_for
-from killick.web.response_cache import BUSY, CROWD, KEPT_SECONDS, STILL_SECONDS, ResponseCache
+from killick.web.response_cache import BUSY, CROWD, KEPT_SECONDS, ResponseCache
 from killick.web.routes import Call, Nothing, Person, Route
 from killick.web.status_reader import StatusReader
 
@@ -36,13 +36,9 @@ class Asked:
 
     def __init__(self) -> None:
         self.clock = killick.clock.ManualClock()
-        self.stands = "somewhere"
-        self.answers = ResponseCache(self.clock, cast("Any", self))
+        self.answers = ResponseCache(self.clock)
         self.made = 0
         self.go = asyncio.Event()
-
-    def statuses(self, runs: tuple[str, ...]) -> dict[str, Any]:
-        return dict.fromkeys(runs, self.stands)
 
     async def make(self, call: Any) -> Response:
         self.made += 1
@@ -55,10 +51,9 @@ class Asked:
     def ask(
         self, path: str = "/a", by: str = "ada", scope: Any = "viewer", personal: bool = True
     ) -> asyncio.Task[Response]:
-        asked = SimpleNamespace(run="r") if path == "/r" else SimpleNamespace()
         sent = {"method": "GET", "raw_path": path.encode(), "query_string": b""}
         request: Any = SimpleNamespace(scope=sent)
-        call: Any = Call(cast("Any", None), request, Person(by, scope), cast("Any", asked), Nothing(), None)
+        call: Any = Call(cast("Any", None), request, Person(by, scope), Nothing(), Nothing(), None)
         return asyncio.create_task(self.answers.given(call, self.make, personal=personal))
 
     async def busy(self) -> list[asyncio.Task[Response]]:
@@ -241,35 +236,21 @@ def test_one_who_hangs_up_takes_nothing_from_the_others() -> None:
     asyncio.run(story())
 
 
-def test_an_answer_about_a_run_that_did_not_move_is_shared_for_longer() -> None:
+def test_a_shared_answer_is_made_anew_when_it_is_too_old() -> None:
     async def story() -> None:
         asked = Asked()
-        others = await asked.busy()
-        first = asked.ask("/r")
-        while asked.made == BUSY:
-            await asyncio.sleep(0.001)
         asked.go.set()
-        body = (await first).body
+        others = await asked.busy()
+        first = await asked.ask()
         await asyncio.gather(*others)
         asked.go.clear()
         again = await asked.busy()
-        asked.clock.advance(KEPT_SECONDS * 2)
-        assert (await asked.ask("/r")).body == body
-        asked.stands = "elsewhere"
-        asked.clock.advance(KEPT_SECONDS * 2)
-        moved = asked.ask("/r")
-        while asked.made == 2 * BUSY + 1:
-            await asyncio.sleep(0.001)
+        asked.clock.advance(KEPT_SECONDS / 2)
+        assert (await asked.ask()).body == first.body
+        asked.clock.advance(KEPT_SECONDS)
         asked.go.set()
-        fresh = (await moved).body
-        assert fresh != body
+        assert (await asked.ask()).body != first.body
         await asyncio.gather(*again)
-        asked.go.clear()
-        later = await asked.busy()
-        asked.clock.advance(STILL_SECONDS * 2)
-        asked.go.set()
-        assert (await asked.ask("/r")).body != fresh
-        await asyncio.gather(*later)
 
     asyncio.run(story())
 
@@ -277,27 +258,27 @@ def test_an_answer_about_a_run_that_did_not_move_is_shared_for_longer() -> None:
 def test_a_status_is_read_after_it_was_asked_for_and_once_for_all_who_ask_meanwhile() -> None:
     class Store:
         def __init__(self) -> None:
-            self.reads: list[set[str]] = []
+            self.reads: list[tuple[str, ...]] = []
             self.go = threading.Event()
 
         def statuses(self, runs: tuple[str, ...]) -> dict[str, Any]:
-            self.reads.append(set(runs))
+            self.reads.append(runs)
             number = len(self.reads)
             assert self.go.wait(300)
             return dict.fromkeys(runs, number)
 
     async def story() -> None:
         store = Store()
-        reader = StatusReader(cast("Any", store))
-        first = [asyncio.create_task(reader.read("a")), asyncio.create_task(reader.read("b"))]
+        reader = StatusReader(cast("Any", store), "a")
+        first = [asyncio.create_task(reader.read()) for _ in range(2)]
         while not store.reads:
             await asyncio.sleep(0.001)
-        later = [asyncio.create_task(reader.read(run)) for run in "aac"]
+        later = [asyncio.create_task(reader.read()) for _ in range(3)]
         await settled()
         later[0].cancel()
         store.go.set()
-        assert [(await one)[run] for one, run in zip(first, "ab", strict=True)] == [1, 1]
-        assert [(await one)[run] for one, run in zip(later[1:], "ac", strict=True)] == [2, 2]
-        assert store.reads == [{"a", "b"}, {"a", "c"}]
+        assert [await one for one in first] == [1, 1]
+        assert [await one for one in later[1:]] == [2, 2]
+        assert store.reads == [("a",), ("a",)]
 
     asyncio.run(story())

@@ -41,7 +41,7 @@ class Endpoints:
     def __init__(self, context: AppContext, *, once: IdempotencyKeys | None = None) -> None:
         self.context = context
         self.once = once
-        self.answers = ResponseCache(context.client.runtime.clock, context.client.runtime.store)
+        self.answers = ResponseCache(context.client.runtime.clock)
 
     def table(self, routes: Sequence[Route]) -> list[StarletteRoute]:
         """The Starlette routes of a table; a fixed segment wins over a parameter."""

@@ -16,12 +16,9 @@ from starlette.responses import Response
 
 from killick.lru import Lru
 from killick.web.routes import Call
-from killick.web.status_reader import StatusReader
 
 if TYPE_CHECKING:
     from killick.clock import Clock
-    from killick.store.protocol import Store
-    from killick.store.records import RunStatus
 
 BUSY: Final = 3
 """How many answers are being made before others are shared."""
@@ -34,12 +31,10 @@ as well: workers on the same machine need the rest of the time."""
 KEPT_SECONDS: Final = 0.5
 """How old a shared answer may be. Pages wait for longer than this before they ask for an announced change."""
 
+KEPT_SECONDS_MAX: Final = 2.0
 KEPT_TIMES: Final = 40
-"""A shared answer that took long to make may be so many times as old as that, up to `STILL_SECONDS`: then making one of
-the dear documents takes a fortieth of the time, however often it is asked for."""
-
-STILL_SECONDS: Final = 2.0
-"""The same for a response about an unchanged run: other runs that it shows may have changed."""
+"""A shared answer that took long to make may be so many times as old as that, up to `KEPT_SECONDS_MAX`: then making one
+of the dear documents takes a fortieth of the time, however often it is asked for."""
 
 ANSWERS_MAX: Final = 256
 ANSWER_BYTES_MAX: Final = 262_144
@@ -48,23 +43,19 @@ Make = Callable[["Call[Any, Any]"], Awaitable[Response]]
 
 
 class _Entry:
-    """An answer, since when it is being made (None: its turn has not come), when it was last known to be good, for how
-    long it is, and how its run stood before it was made."""
+    """An answer, since when it is being made (None: its turn has not come), and how old it may become."""
 
     def __init__(self) -> None:
         self.at: float | None = None
-        self.good_at = 0.0
         self.seconds = KEPT_SECONDS
-        self.standing: RunStatus | None = None
         self.answer: asyncio.Task[Response]
 
 
 class ResponseCache:
     """The answers of one app, all on one loop."""
 
-    def __init__(self, clock: Clock, store: Store) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._statuses = StatusReader(store)
         self._made: Lru[tuple[bytes | str, ...], _Entry] = Lru(ANSWERS_MAX)
         self._making = 0
         self._lately = (0.0, 0.0, 0.0)  # requests and seconds of making, each counting half after a second, and when
@@ -80,7 +71,7 @@ class ResponseCache:
         person = call.person
         asked = (call.written, call.request.scope.get("root_path", ""), person.name if personal else "", person.scope)
         known = self._made.get(asked) if self._is_busy(requests=1) else None
-        if known is not None and (self._is_fresh(known) or await self._is_still(known, call)):
+        if known is not None and self._is_fresh(known):
             self.shared += 1
             return await asyncio.shield(known.answer)
         made = _Entry()
@@ -97,21 +88,7 @@ class ResponseCache:
         return self._making >= BUSY or (count > CROWD and load > LOAD)
 
     def _is_fresh(self, known: _Entry) -> bool:
-        return known.at is None or self._clock.monotonic() - known.good_at <= known.seconds
-
-    async def _is_still(self, known: _Entry, call: Call[Any, Any]) -> bool:
-        """Whether an answer is about a run that has not moved since it was made."""
-        now = self._clock.monotonic()
-        if known.standing is None or known.at is None or now - known.at > STILL_SECONDS or not known.answer.done():
-            return False
-        if await self._standing(call) != known.standing:
-            return False
-        known.good_at = now
-        return True
-
-    async def _standing(self, call: Call[Any, Any]) -> RunStatus | None:
-        run: object = getattr(call.asked, "run", None)
-        return (await self._statuses.read(run)).get(run) if isinstance(run, str) else None
+        return known.at is None or self._clock.monotonic() - known.at <= known.seconds
 
     def forget(self) -> None:
         """Something was written here."""
@@ -122,14 +99,12 @@ class ResponseCache:
         try:
             if before is not None:
                 await asyncio.wait([before.answer])
-            made.at = made.good_at = self._clock.monotonic()
-            if self._is_busy():
-                made.standing = await self._standing(call)
+            made.at = self._clock.monotonic()
             return await make(call)
         finally:
             self._making -= 1
             took = 0.0 if made.at is None else self._clock.monotonic() - made.at
-            made.seconds = min(max(KEPT_SECONDS, took * KEPT_TIMES), STILL_SECONDS)
+            made.seconds = min(max(KEPT_SECONDS, took * KEPT_TIMES), KEPT_SECONDS_MAX)
             self._is_busy(seconds=took)
 
     def _unkept(self, asked: tuple[bytes | str, ...], made: _Entry) -> None:

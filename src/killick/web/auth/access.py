@@ -155,12 +155,12 @@ class TokenAccess(Access):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self.tokens = Tokens(client.runtime.engine)
-        self._statuses = StatusReader(client.runtime.store)
+        self._status = StatusReader(client.runtime.store, TOKENS)
         self._session_key = hmac.digest(session_key(client), b"killick web session 1", sha256)
 
     async def _identified(self, request: Request) -> Person | None:
-        found = await self._statuses.read(TOKENS)
-        seq = found[TOKENS].head.seq if TOKENS in found else 0
+        found = await self._status.read()
+        seq = found.head.seq if found is not None else 0
         if self.tokens.seq < seq:
             await asyncio.to_thread(self.tokens.up_to, seq)
         return self._known(request, self.tokens.up_to(seq))
