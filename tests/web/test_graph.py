@@ -14,7 +14,6 @@ import killick
 from families import Family, claim
 from killick.history.graph.graph import Lane, run_graph
 from killick.history.graph.svg import svg
-from killick.history.graph.text import outline
 from killick.history.graph.truncation import HEAD, LONG, TAIL
 from killick.log import Entry, Log
 from killick.model import events as e
@@ -155,9 +154,7 @@ def test_of_a_long_run_the_ends_are_drawn_and_the_rest_is_counted_and_not_read()
         *map(str, range(6_000 - TAIL + 1, 6_001)),
     ]
     assert store.rows < 4_000
-    drawn = "\n".join("".join(span.text for span in line) for line in outline(run_graph(told.log, "r")))
-    assert f"… {6_000 - HEAD - TAIL:,} steps …".replace(",", "") in drawn.replace(",", "")
-    assert "5980 steps" in svg(run_graph(told.log, "r"), lambda lane, step: "").replace(",", "")
+    assert f"{6_000 - HEAD - TAIL} steps" in svg(run_graph(told.log, "r"), lambda lane, step: "").replace(",", "")
 
 
 def test_a_long_run_keeps_where_lanes_leave_it_and_what_failed() -> None:

@@ -24,7 +24,7 @@ from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import VOTE
 from killick.engine.views import key_of
 from killick.history import listing, run_info
-from killick.history.phrasing import build_text, process
+from killick.history.phrasing import build_text, counted, process
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Moment, Wait
 from killick.log import boundaries
@@ -35,7 +35,7 @@ from killick.presenting import approvals, moments
 from killick.presenting.documents import boundary, event
 from killick.presenting.explain import why
 from killick.presenting.runs import run_timeline
-from killick.presenting.steps import asked_of, reply_text
+from killick.presenting.steps import asked_of
 from killick.store.protocol import is_held
 from killick.store.records import ENDED, KEY_DESTROYED, shown_tags
 
@@ -54,7 +54,7 @@ _HIDDEN: Final = frozenset({"digest", "identity"})
 @click.option("--state", is_flag=True, help="The whole state, as JSON.")
 @click.option("--log", is_flag=True, help="Every event.")
 @click.option("--history", is_flag=True, help="The places that --at, diff, fork and rewind can name.")
-@click.option("--graph", is_flag=True, help="An outline of it with its forks, children and rewinds.")
+@click.option("--graph", is_flag=True, help="Its forks, children and rewinds.")
 @click.option("--window", is_flag=True, help="The context window: its contents, its waste, its evictions.")
 @click.option("--files", is_flag=True, help="The files of its workspace; with PATH, a folder or one file's content.")
 @click.option("--follow", "-f", is_flag=True, help="Print events as they are committed, until the run ends.")
@@ -399,23 +399,22 @@ def _history(shell: Shell, run: str) -> None:
     shell.out.print(table)
 
 
-_DRAWN: Final = {
-    **style.STYLES, "run": "bold", "name": "bold", "quiet": "dim", "cut": "cyan", "note": "cyan", "left": "dim",
-    "undone": "dim strike", "asked": "bold magenta",
-}  # fmt: skip
-
-
 def _graph(shell: Shell, run: str) -> None:
     from killick.history.graph.graph import run_graph
-    from killick.history.graph.text import outline
+    from killick.history.graph.text import ending, heading
 
     found = run_graph(shell.log, run)
-    if shell.json:
-        shell.emit(found.document())
-    else:
-        for line in outline(found, text_of=reply_text):
-            spans = ((span.text, _DRAWN.get(span.style, "")) for span in line)
-            shell.out.print(Text.assemble(*spans), no_wrap=True, overflow="ellipsis")
+    shell.emit(found.document())
+    table = style.table(("RUN", "OF", "STEPS", "STATUS", "ORIGIN"))
+    table.columns[-1].no_wrap = False
+    for lane in found.lanes:
+        name, *origin = heading(lane)
+        parent = "" if lane.parent is None else found.lanes[lane.parent].run
+        run_style = "bold" if lane.asked else "dim" if lane.sort == "left" else ""
+        table.add_row(Text(name, style=run_style), parent, str(lane.steps), ending(lane), ", ".join(origin))
+    shell.out.print(table)
+    if found.left_out and not shell.json:
+        shell.note(f"{counted(found.left_out, 'more timeline')} left out")
 
 
 # following ----------------------------------------------------------------------------------------

@@ -112,6 +112,11 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     renewed_as: str | None = None
     nodes: tuple[Node, ...] = ()
 
+    @property
+    def steps(self) -> int:
+        """The number of its steps, with the unread ones."""
+        return sum(node.folded or 1 for node in self.nodes)
+
 
 class Graph(msgspec.Struct, frozen=True):
     """A run tree: its lanes, each after its parent. `left_out`: the number of omitted lanes."""

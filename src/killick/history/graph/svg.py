@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from killick.history.graph.graph import Graph, Lane, Layout, Node, layout
-from killick.history.graph.text import INSIDE_MAX, TextOf, brief, cells, cut, ending, heading, notes, outcome, what
+from killick.history.graph.text import TextOf, brief, cells, cut, ending, heading, notes, outcome, what
 from killick.history.phrasing import counted
 
 CHAR: Final = 7.3
@@ -26,6 +26,9 @@ TURN: Final = 9
 TEXT_MAX: Final = 38
 TEXT_MIN: Final = 16
 TIP_CHARS: Final = 300
+
+INSIDE_MAX: Final = 8
+"""The maximum number of drawn steps of a scope; the others are counted."""
 
 _HUES: Final = ("blue", "teal", "violet", "rust", "olive", "rose")
 _SIGNS: Final = {
@@ -217,8 +220,7 @@ class _Svg:
         for lane in self.graph.lanes:
             where = f", leaving at {lane.cut}" if lane.cut is not None else ""
             name = f"{lane.run}, a rewound part" if lane.sort == "left" else lane.run
-            steps = sum(node.folded or 1 for node in lane.nodes)
-            sentences.append(f"{name} ({lane.sort}{where}): {counted(steps, 'step')}, {ending(lane)}.")
+            sentences.append(f"{name} ({lane.sort}{where}): {counted(lane.steps, 'step')}, {ending(lane)}.")
         return " ".join(sentences)
 
     def _rails(self, index: int) -> Iterator[str]:

@@ -1,38 +1,19 @@
-"""The words of a graph, and its outline for a terminal. Pure functions of a graph; prints nothing."""
+"""The words of a graph. Pure functions of its lanes and nodes; prints nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any
 from unicodedata import combining, east_asian_width
 
 import msgspec
 
-from killick.history.graph.graph import Graph, Lane, Node, kept
-from killick.history.phrasing import SIGNS, counted, entries_of, scope_words, short
+from killick.history.graph.graph import Lane, Node
+from killick.history.phrasing import counted, entries_of, scope_words, short
 from killick.history.timeline_parts import Step
 from killick.model.codec import plain
 
-INSIDE_MAX: Final = 8
-"""The maximum number of drawn steps of a scope; the others are counted."""
-
-_TEXT_MAX: Final = 200
-"""The maximum width of a text in an outline; the terminal may show less."""
-
 TextOf = Callable[[Any], str | None]
-
-
-class Span(NamedTuple):
-    """A part of a line. Its style is the status of a step or a run, or one of: run, name, quiet, cut, note, left."""
-
-    text: str
-    style: str = ""
-
-
-Line = tuple[Span, ...]
-
-
-# words --------------------------------------------------------------------------------------------
 
 
 def cells(text: str) -> int:
@@ -137,58 +118,3 @@ def ending(lane: Lane) -> str:
         return "left"
     status = f"{lane.status}: {lane.failed}" if lane.failed else lane.status
     return f"{status}, continues as {lane.renewed_as}" if lane.renewed_as else status
-
-
-# outline ------------------------------------------------------------------------------------------
-
-
-def outline(graph: Graph, *, text_of: TextOf = lambda _: None) -> Iterator[Line]:
-    """Returns the graph as lines: each lane under its heading, and each branch indented below its step."""
-    for index, lane in enumerate(graph.lanes):
-        if lane.parent is None:
-            yield from _lane(graph, index, 0, text_of)
-    if graph.left_out:
-        yield (Span(f"{counted(graph.left_out, 'more lane')} left out", "quiet"),)
-
-
-def _lane(graph: Graph, index: int, depth: int, text_of: TextOf) -> Iterator[Line]:
-    lane, branches = graph.lanes[index], graph.branches(index)
-    dim = "left" if lane.sort == "left" else ""
-    inside = _indent(depth + 1)
-    first, *others = (cut(line, _TEXT_MAX) for line in heading(lane))
-    yield _indent(depth), Span(first, dim or "run"), Span("  ◀ this one" if lane.asked else "", "asked")
-    yield from ((inside, Span(line, dim or "cut")) for line in others)
-    for branch in branches.get(-1, ()):
-        yield from _lane(graph, branch, depth + 2, text_of)
-    notable = [place for place, node in enumerate(lane.nodes) if node.notable]
-    anchors = [place for place, node in enumerate(lane.nodes) if node.folded or place in branches]
-    for item in kept(len(lane.nodes), notable, anchors):
-        hidden = len(item) if isinstance(item, range) else lane.nodes[item].folded
-        if hidden or isinstance(item, range):
-            yield inside, Span(f"… {counted(hidden, 'step')} …", "quiet")
-            continue
-        yield from _node(lane.nodes[item], lane, depth + 1, text_of)
-        for branch in branches.get(item, ()):
-            yield from _lane(graph, branch, depth + 2, text_of)
-    yield inside, Span(cut(ending(lane), _TEXT_MAX), dim or lane.status)
-
-
-def _node(node: Node, lane: Lane, depth: int, text_of: TextOf) -> Iterator[Line]:
-    dim = "left" if lane.sort == "left" else ""
-    status = "in_doubt" if node.in_doubt else node.status
-    sign = Span(f"{SIGNS[status]} ", dim if dim and status == "done" else status)
-    called = Span(f"{node.number}  ", dim or "name"), Span(cut(what(node), _TEXT_MAX), "undone" if node.undone else dim)
-    marks = [Span(f"  {note}", "note") for note in notes(node, lane)]
-    output = cut(outcome(node.step, text_of), _TEXT_MAX)
-    arrow = (Span(" → ", "quiet"), Span(output, "failed" if node.status == "failed" else "quiet")) if output else ()
-    yield (_indent(depth), sign, *called, *marks, *arrow)
-    inside = node.inside if len(node.inside) <= INSIDE_MAX else node.inside[: INSIDE_MAX - 1]
-    for each in inside:
-        yield from _node(each, lane, depth + 1, text_of)
-    if len(inside) < len(node.inside):
-        more = f"… {counted(len(node.inside) - len(inside), 'step')} inside …"
-        yield _indent(depth + 1), Span(more, "quiet")
-
-
-def _indent(depth: int) -> Span:
-    return Span("  " * depth)
