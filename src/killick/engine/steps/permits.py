@@ -12,7 +12,6 @@ from typing import Final
 
 from killick.engine.control.inbox import COMMAND
 from killick.engine.execution import Execution
-from killick.engine.steps.intention import claim_text
 from killick.log.writer import AppendExtras, RunLog
 from killick.model import events as e
 from killick.model.chunks import pack
@@ -76,7 +75,3 @@ def left(log: RunLog, at_us: int) -> AppendExtras:
     """Returns the parts of an append with which a run returns all its permits: its end, or a rewind."""
     rights = held(log)
     return returned(log, rights, at_us) if rights else {}
-
-
-def names(rights: Sequence[UniqueRight]) -> tuple[str, ...]:
-    return tuple(map(claim_text, rights))

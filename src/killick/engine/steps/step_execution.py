@@ -458,7 +458,7 @@ class StepExecution(StepState):
             released = self.given_back(nothing_happened=False)
             event = e.AttemptEnded(
                 at=ex.now_us(), step=self.step, attempt=self.made, outcome="returned", usage=usage,
-                released=permits.names(released),
+                released=tuple(map(claim_text, released)),
             )  # fmt: skip
             seq = ex.write_behind(Entry(event, values), **permits.returned(ex.log, released, event.at))
             self.release(released)

@@ -21,7 +21,7 @@ from killick.definitions.markers import TX, ToolStep, Tx
 from killick.engine.signals import Cancelling, Interrupted
 from killick.engine.steps import permits
 from killick.engine.steps.attempt import Applied, LiveCall, Untouched, waited_for
-from killick.engine.steps.intention import called, restored
+from killick.engine.steps.intention import called, claim_text, restored
 from killick.engine.steps.step_state import StepState
 from killick.errors import KillickError, LeaseLost, LogError, NotDone, StoreError, TransactionEnded
 from killick.log.writer import Entry, Hold
@@ -151,7 +151,7 @@ class Transacting:
         tx.end("the tool has returned, and its transaction is over")
         seen = restored(intent, through_codec(value), None, place.id)
         at = self._attempting.ex.now_us()
-        released = permits.names(self._attempting.given_back(nothing_happened=False))
+        released = tuple(map(claim_text, self._attempting.given_back(nothing_happened=False)))
         event = e.AttemptEnded(at=at, step=place.id, attempt=place.attempt, outcome="returned", released=released)
         self._in_tool = False
         return Entry(event, {"output": value}), seen
