@@ -332,6 +332,57 @@ def test_on_parent_end_says_what_becomes_of_a_child(processes: Processes, policy
     assert DONE == []
 
 
+@killick.tool(effect="idempotent", name="children_undo")
+async def undo(effect: Any) -> None:
+    DONE.append(f"undid {effect.arguments['what']}")
+
+
+@killick.tool(effect="idempotent", name="children_do_undoably", compensate=undo)
+async def do_undoably(what: str) -> str:
+    DONE.append(what)
+    return what
+
+
+@killick.agent(name="is_undone", on_failure="compensate")
+async def is_undone(run: killick.Run, what: str) -> Any:
+    await run.call(do_undoably, what)
+    return await run.wait("never")
+
+
+@killick.agent(name="undoes_all", on_failure="compensate")
+async def undoes_all(run: killick.Run) -> None:
+    await run.call(do_undoably, "first")
+    for what in ("left", "right"):
+        await run.spawn(is_undone, what, id=what)
+    await run.call(do_undoably, "last")
+    await run.sleep(1)
+    raise LookupError("broken")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_parent_and_its_children_undo_every_effect_at_whichever_commit_their_process_dies(
+    make_world: Any, when: str
+) -> None:
+    number, has_died = 0, True
+    while has_died:
+        number, has_died = number + 1, False
+        world = make_world(killick.clock.LeapingClock())
+        world.line.cut_at = number, when
+        DONE.clear()
+        for _ in range(2):
+            try:
+                with pytest.raises(killick.RunFailed) as failed:
+                    world.kd.run(undoes_all, id="r")
+            except StoreUnavailable:
+                has_died = True
+                for run in ("r", "left", "right"):
+                    world.bury(run)
+        said = f"died {when} commit {number}: {DONE}"
+        assert [each for each in ("first", "left", "right", "last") if f"undid {each}" not in DONE] == [], said
+        assert failed.value.not_undone == (), said
+    assert number > 25
+
+
 def test_on_parent_end_wait_keeps_the_parent_until_the_child_has_ended(processes: Processes) -> None:
     @killick.agent(name="parent_waits")
     async def parent(run: killick.Run) -> str:

@@ -38,7 +38,9 @@ class ChildTasks:
         row = self._engine.log.store.index(child)
         if row is None or row.status in ENDED:
             return
-        if child not in self._live and child not in self._tasks:
+        task = self._tasks.get(child)
+        # One that was released in this turn of the loop has a task that is done, and may be due again.
+        if child not in self._live and (task is None or task.done()):
             self._start(child, self._advanced(child), partial(self._done, child))
         if child in self._tasks:
             self._parents.setdefault(child, set()).add(parent)
@@ -84,8 +86,10 @@ class ChildTasks:
 
     def _done(self, child: str, task: asyncio.Task[Any]) -> None:
         """An error of the store, or a defect, interrupts the parents too: they continue from the store later."""
-        self._tasks.pop(child, None)
         error = None if task.cancelled() else task.exception()
+        if self._tasks.get(child) is not task:
+            return  # it is advanced again, and that task wakes them
+        del self._tasks[child]
         for parent in self._parents.pop(child, set()):
             if error is not None and parent.signal is None:
                 parent.close(Interrupted(error), cut=True)

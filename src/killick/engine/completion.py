@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
@@ -29,6 +29,8 @@ from killick.model import event_codec, ledger
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.store.records import Delivery
+
+_REQUESTED: Final = b'{"kind":"cancel.requested"'
 
 
 async def finish(ex: Execution, branch: Branch, result: Any, error: BaseException | None) -> None:
@@ -121,27 +123,21 @@ def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
         diverge(ex, branch.position, f"{step.sort} {step.name}" if step is not None else "more steps", found)
 
 
-def _own_children(ex: Execution) -> list[ledger.Child]:
-    """The children that end with the run; those that a fork shares with its parent are the parent's."""
-    return [child for child in ex.log.ledger.children if child.spawned > ex.log.base]
+def _own_children(ex: Execution, policy: str) -> list[ledger.Child]:
+    """The children of a policy at the run's end; those that a fork shares with its parent are the parent's."""
+    return [each for each in ex.log.ledger.children if each.spawned > ex.log.base and each.on_parent_end == policy]
 
 
 async def _await_children(ex: Execution, branch: Branch) -> None:
     """Children that the run waits for when it ends."""
-    for child in _own_children(ex):
-        past = ex.record.steps.get(branch.position)
-        # One that is over was waited for here only if the record says so.
-        was_waited_for = past is not None and past.name == child.run
-        if child.on_parent_end == "wait" and (child.status == "running" or was_waited_for):
-            await _until_ended(ex, branch, child)
+    for child in _own_children(ex, "wait"):
+        await _until_ended(ex, branch, child)
 
 
 async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -> None:
     """Children that end with the run; those whose effects are to be undone are waited for."""
-    for child in _own_children(ex):
-        if child.status != "running" or child.on_parent_end != "cancel":
-            continue
-        if child_outcome(ex.engine.log, child.run) is None:
+    for child in _own_children(ex, "cancel"):
+        if child.status == "running" and child_outcome(ex.engine.log, child.run) is None:
             run, body = latest(ex.engine.log, child.run), {"command": "cancel", "compensate": compensate}
             with suppress(AnswerRefused):  # it is over meanwhile
                 command(ex.engine, run, body, by=ex.run_id)
@@ -152,18 +148,21 @@ async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -
 
 
 async def _until_ended(ex: Execution, branch: Branch, child: ledger.Child) -> None:
-    """Wait for the end of a child, whatever its outcome."""
-    with suppress(StepFailed):
-        await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
+    """Wait for the end of a child, whatever its outcome. One that had ended before is waited for again only if the
+    record has that wait here: the steps of a compensation come after it."""
+    past = ex.record.steps.get(branch.position)
+    if child.status == "running" or (past is not None and past.name == child.run):
+        with suppress(StepFailed):
+            await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
 
 
 async def cancel(ex: Execution, branch: Branch) -> None:
     """Carry out a cancellation: cancel children, settle open attempts, then compensate in reverse order."""
-    requested = _request(ex)
-    _close_waits(ex, keep_settlements=requested.compensate)
-    await _cancel_children(ex, branch, compensate=requested.compensate)
+    compensate = _compensates(ex)
+    _close_waits(ex, keep_settlements=compensate)
+    await _cancel_children(ex, branch, compensate=compensate)
     values: dict[str, Any] = {}
-    if requested.compensate:
+    if compensate:
         await _settle_open(ex, branch)
         values = await _compensated(ex, branch)
     await _end(ex, Entry(e.RunCancelled(at=ex.now_us()), values))
@@ -184,13 +183,11 @@ def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
         ex.write_behind(ex.wait_closed(wait.step, "cancelled"))
 
 
-def _request(ex: Execution) -> e.CancelRequested:
-    for row in reversed(ex.engine.log.rows(ex.run_id)):
-        if row.body.startswith(b'{"kind":"cancel.requested"'):
-            requested: Any = event_codec.decode(row.body)
-            if isinstance(requested, e.CancelRequested):
-                return requested
-    raise KillickError(f"{ex.run_id}: no cancellation was requested; call cancel first")
+def _compensates(ex: Execution) -> bool:
+    """Whether the effects are to be undone, by the last request to cancel the run."""
+    rows = (row for row in reversed(ex.engine.log.rows(ex.run_id)) if row.body.startswith(_REQUESTED))
+    requested: Any = event_codec.decode(next(rows).body)
+    return bool(requested.compensate)
 
 
 async def _settle_open(ex: Execution, branch: Branch) -> None:
