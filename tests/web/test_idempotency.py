@@ -21,7 +21,7 @@ from killick.store.records import RunQuery
 from killick.web.app_context import AppContext
 from killick.web.endpoints import Endpoints
 from killick.web.idempotency import AGENT, DAY, IdempotencyKeys, derived
-from killick.web.routes import Call, Nothing, Person, post
+from killick.web.routes import Call, Nothing, Person, Route
 
 
 @killick.agent(name="once.counting")
@@ -90,9 +90,9 @@ class App:
         self.gate: asyncio.Event | None = None
         context = AppContext(self.client, access=NamedAccess())
         routes = (
-            post("/start", self.start, takes=Number, gives=Started, natural=True),
-            post("/send", self.send, takes=Number, gives=Started, natural=True),
-            post("/count", self.count, takes=Number, gives=Started),
+            Route("POST", "/start", self.start, scope="operator", takes=Number, gives=Started, natural=True),
+            Route("POST", "/send", self.send, scope="operator", takes=Number, gives=Started, natural=True),
+            Route("POST", "/count", self.count, scope="operator", takes=Number, gives=Started),
         )
         app = Starlette(routes=Endpoints(context, once=IdempotencyKeys(self.client)).table(routes))
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://killick")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from killick.web.app_context import AppContext
 from killick.web.auth.access import Identified
 from killick.web.endpoints import Endpoints
 from killick.web.problems import Problem, problem_of
-from killick.web.routes import Call, get, post
+from killick.web.routes import Call, get, post, routes_of
 from killick.workers.tokens import Person
 
 
@@ -43,6 +44,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""
 
 
+@get("/runs/{run}")
 def look(call: Call[Asked, Any]) -> Told:
     """Look at something."""
     asked = call.asked
@@ -51,18 +53,18 @@ def look(call: Call[Asked, Any]) -> Told:
     return Told(run=asked.run, limit=asked.limit, status=asked.status, value=asked.from_, by=call.person.name)
 
 
+@get("/runs/known")
+def known(call: Call[Any, Any]) -> Told:
+    """Look at a fixed word."""
+    return Told(run="a fixed word")
+
+
+@post("/runs/{run}/notes")
 async def write(call: Call[Asked, Body]) -> Told:
     """Write something."""
     if call.body.note == "fault":
         raise ZeroDivisionError("a secret of the server's")
     return Told(run=call.asked.run, value=call.body.note)
-
-
-ROUTES = (
-    get("/runs/{run}", look, asks=Asked, gives=Told),
-    get("/runs/known", lambda call: Told(run="a fixed word"), gives=Told),
-    post("/runs/{run}/notes", write, asks=Asked, takes=Body, gives=Told),
-)
 
 
 class Trusting(Identified):
@@ -79,7 +81,7 @@ class Trusting(Identified):
 def web() -> Iterator[TestClient]:
     with killick.open("memory:") as kd:
         context = AppContext(kd, access=Trusting(kd))
-        app = Paths(Starlette(routes=Endpoints(context).table(ROUTES)))
+        app = Paths(Starlette(routes=Endpoints(context).table(routes_of(sys.modules[__name__]))))
         with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 5000)) as client:
             yield client
 

@@ -19,7 +19,7 @@ from killick.web.app_context import AppContext
 from killick.web.endpoints import Endpoints
 from killick.web.hub import Hub
 from killick.web.problems import Problem
-from killick.web.routes import Person
+from killick.web.routes import Person, routes_of
 
 
 @killick.tool(effect="reads")
@@ -117,7 +117,7 @@ class Server:
         self.access = Anybody()
         self.context = AppContext(client, access=self.access)
         self.hub = self.context.hub = Hub(client, **options)
-        self.app = Starlette(routes=Endpoints(self.context).table(streams.ROUTES))
+        self.app = Starlette(routes=Endpoints(self.context).table(routes_of(streams)))
         self.tasks: list[asyncio.Task[None]] = []
 
     def listen(self, path: str, query: str = "", **headers: str) -> Listener:

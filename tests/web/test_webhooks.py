@@ -27,7 +27,7 @@ from killick.web.app_context import AppContext
 from killick.web.endpoints import Endpoints
 from killick.web.handlers import triggers
 from killick.web.idempotency import IdempotencyKeys
-from killick.web.routes import Person
+from killick.web.routes import Person, routes_of
 
 SECRET = "a-secret-of-the-shop"
 
@@ -70,7 +70,7 @@ class Desk:
         self.client = client
         self.clock = clock
         context = AppContext(client, access=Anybody(), webhooks=webhooks)
-        routes = Endpoints(context, once=IdempotencyKeys(client)).table((*receiving.ROUTES, *triggers.ROUTES))
+        routes = Endpoints(context, once=IdempotencyKeys(client)).table(routes_of(receiving, triggers))
         self._transport = httpx.ASGITransport(Paths(Starlette(routes=routes)))
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:

@@ -50,26 +50,20 @@ from killick.web.middleware import Guard, Limits
 from killick.web.problems import Problem
 from killick.web.redaction import Redaction
 from killick.web.render import problem_page
-from killick.web.routes import Route
-from killick.workers import answer_links
+from killick.web.routes import routes_of
+from killick.workers import answer_links, metrics
 
 if TYPE_CHECKING:
     from killick.client.client import Client
 
-SLICES: Final[tuple[Any, ...]] = (
-    operations, compare, graph, search, streams, status, inbox, answer_link, boundary, receiving, overview,
-    record, run_detail, run_list, start, step_detail, step_list, trace, triggers, window,
-)  # fmt: skip
-"""The modules whose routes make up the app."""
-
 THREADS: Final = 4
 """In how many threads requests are answered, where the loop is the app's own."""
 
-ROUTES: Final[tuple[Route, ...]] = (
-    *(route for each in SLICES for route in each.ROUTES),
-    openapi.route_of(lambda: ROUTES),
-)
-
+ROUTES: Final = routes_of(
+    operations, compare, graph, search, streams, status, inbox, answer_link, boundary, receiving, overview, record,
+    run_detail, run_list, start, step_detail, step_list, trace, triggers, window, openapi,
+)  # fmt: skip
+"""The routes of the app."""
 
 _WORDS: Final = words_of(route.gives for route in ROUTES)
 """The values of Killick's own documents: no redaction rule applies to them."""
@@ -113,14 +107,14 @@ def asgi(
             StarletteRoute("/static/{version}/{name}", static),
             *sessions.routes(context),
             *slack.routes(context),
-            *status.routes(endpoints),
             *endpoints.table(ROUTES),
         ],
         exception_handlers={HTTPException: missing},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.context = context
+    app.state.context, app.state.routes = context, ROUTES
+    metrics.counting()
     return Guard(Paths(app), client.runtime.clock, limits)
 
 

@@ -47,13 +47,10 @@ class Endpoints:
         """The Starlette routes of a table; a fixed segment wins over a parameter."""
         made: list[StarletteRoute] = []
         for route in sorted(routes, key=_order):
-            made.append(self.at(API + route.path, route))
-            made += [StarletteRoute(at, _Endpoint(self, route).page, methods=["GET"]) for at in route.pages]
+            endpoint = _Endpoint(self, route)
+            made += [StarletteRoute(at, endpoint.api, methods=[route.method]) for at in (API + route.path, *route.also)]
+            made += [StarletteRoute(at, endpoint.page, methods=["GET"]) for at in route.pages]
         return sorted(made, key=lambda route: _order(route))
-
-    def at(self, path: str, route: Route) -> StarletteRoute:
-        """One route of the API at a path of its own."""
-        return StarletteRoute(path, _Endpoint(self, route).api, methods=[route.method])
 
 
 def _order(route: Route | StarletteRoute) -> list[tuple[bool, str]]:

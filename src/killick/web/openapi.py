@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from inspect import getdoc
 from typing import Any, Final
@@ -77,14 +77,13 @@ _SCOPES: Final = {
 }
 
 
-def route_of(routes: Callable[[], tuple[Route, ...]]) -> Route:
-    """The route of the document of a table, which this route is itself in."""
-
-    def described(call: Call[Nothing, Nothing]) -> dict[str, Any]:
-        """This document: everything that can be asked for, as OpenAPI 3.1 describes it."""
-        return {**openapi(routes()), "servers": [{"url": call.request.scope.get("root_path", "") or "/"}]}
-
-    return get("/openapi.json", described, gives=dict[str, Any], page="api.html", at=("/api",), veils=False)
+@get("/openapi.json", page="api.html", at=("/api",), veils=False)
+def described(call: Call[Nothing, Nothing]) -> dict[str, Any]:
+    """This document: everything that can be asked for, as OpenAPI 3.1 describes it."""
+    return {
+        **openapi(call.request.app.state.routes),
+        "servers": [{"url": call.request.scope.get("root_path", "") or "/"}],
+    }
 
 
 @cache

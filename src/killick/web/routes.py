@@ -1,14 +1,16 @@
-"""Routes: one table for the API, the pages and the OpenAPI document, and the call that a handler gets."""
+"""Routes, declared at their handlers: for the API, the pages and the OpenAPI document; and a handler's call."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from killick.errors import DurationRefused
 from killick.model.retry import seconds
@@ -107,6 +109,8 @@ class Route(msgspec.Struct, frozen=True):
     media: str = "application/json"
     page: str | None = None
     at: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    """Where it is outside of the API too."""
     natural: bool = False
     """Whether doing it twice with the same key does it once by itself."""
     veils: bool = True
@@ -130,11 +134,36 @@ class Route(msgspec.Struct, frozen=True):
         return self.method != "GET"
 
 
-get: Final = partial(Route, "GET")
-"""A document, and its page where there is one; or a stream, a drawing, a file, which its handler returns itself."""
+Handler = TypeVar("Handler", bound=Callable[[Call[Any, Any]], Any])
 
-post: Final = partial(Route, "POST", scope="operator")
-"""A write."""
+_DECLARED: Final[list[Route]] = []
+
+
+def routes_of(*modules: ModuleType) -> tuple[Route, ...]:
+    """The routes that the handlers of these modules declare."""
+    names = {module.__name__ for module in modules}
+    return tuple(route for route in _DECLARED if route.handler.__module__ in names)
+
+
+def get(path: str, *, scope: Scope | None = "viewer", **options: Any) -> Callable[[Handler], Handler]:
+    """Declares the handler of a document, and of its page where there is one; or of a stream, a drawing or a file, as
+    which the handler returns a Response. `options` are fields of Route."""
+    return partial(_declare, "GET", path, scope=scope, **options)
+
+
+def post(path: str, *, scope: Scope | None = "operator", **options: Any) -> Callable[[Handler], Handler]:
+    """Declares the handler of a write."""
+    return partial(_declare, "POST", path, scope=scope, **options)
+
+
+def _declare(method: Method, path: str, handler: Handler, **options: Any) -> Handler:
+    """Declares a route. The annotations of the handler are what it asks, takes and gives."""
+    hints = get_type_hints(handler)
+    gives = hints.pop("return")
+    asks, takes = (Nothing if kind is Any else kind for kind in get_args(hints["call"]))
+    given: dict[str, Any] = {"asks": asks, "takes": takes, "gives": None if gives is Response else gives}
+    _DECLARED.append(Route(method, path, handler, **given | options))
+    return handler
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,6 +104,7 @@ class FollowAsked(RunAsked, frozen=True, kw_only=True):
     ] = 0
 
 
+@get("/runs/{run}/follow", media="text/event-stream")
 async def follow(call: Call[FollowAsked, Nothing]) -> Response:
     """Follow a run: its events as they are committed.
 
@@ -170,6 +171,7 @@ class LiveAsked(msgspec.Struct, frozen=True, kw_only=True):
     counts: Annotated[bool, msgspec.Meta(description="Also how many runs there are of each status.")] = False
 
 
+@get("/live", media="text/event-stream")
 async def live(call: Call[LiveAsked, Nothing]) -> Response:
     """Follow changes: hints for pages, a few a second at the most.
 
@@ -199,9 +201,3 @@ async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Fr
             if hints:
                 yield frame("changed", b"{%s}" % b",".join(hints))
                 await asyncio.sleep(HINT_SECONDS)
-
-
-ROUTES: Final = (
-    get("/runs/{run}/follow", follow, asks=FollowAsked, media="text/event-stream"),
-    get("/live", live, asks=LiveAsked, media="text/event-stream"),
-)

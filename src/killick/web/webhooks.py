@@ -56,6 +56,7 @@ class WebhookReceipt(msgspec.Struct, frozen=True, kw_only=True):
     ]
 
 
+@post("/hooks/{name}", scope=None, status=202, natural=True)
 async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
     """Receive a webhook: publish its body as the event of its name.
 
@@ -72,6 +73,7 @@ async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
     return WebhookReceipt(name=name, id=id_, receivers=receivers)
 
 
+@post("/hooks/{name}/runs/{run}", scope=None, natural=True)
 async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> WebhookReceipt:
     """Receive a webhook for one run: send it the body, as the message that it waits for by that name.
 
@@ -121,10 +123,3 @@ def check(webhooks: Mapping[str, Secrets]) -> None:
 
 def _message_id(name: str, id_: str) -> str:
     return f"webhook:{name}:{id_}"
-
-
-ROUTES: Final = (
-    post("/hooks/{name}", receive, asks=HookAsked, gives=WebhookReceipt, scope=None, status=202, natural=True),
-    post("/hooks/{name}/runs/{run}", receive_for_run, asks=HookToRunAsked, gives=WebhookReceipt, scope=None,
-         natural=True),
-)  # fmt: skip

@@ -5,7 +5,7 @@ Reading changes nothing, since mail scanners open links. An answer takes the way
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -70,6 +70,12 @@ def open_wait(call: Call[Any, Any], link: Link, by: str) -> Wait:
     return wait
 
 
+def _blank(call: Call[LinkAsked, Any]) -> LinkedQuestion:
+    """The page of a link that cannot be answered."""
+    return LinkedQuestion()
+
+
+@get(PATH, scope=None, page="answer.html", blank=_blank)
 def shown(call: Call[LinkAsked, Any]) -> LinkedQuestion:
     """The one question of an answer link. Changes nothing."""
     link = read_link(call, call.asked.link)
@@ -77,6 +83,7 @@ def shown(call: Call[LinkAsked, Any]) -> LinkedQuestion:
     return LinkedQuestion(question=found, by=link.by, expires_at_us=link.until * 1_000_000)
 
 
+@post(PATH, scope=None, natural=True)
 def answer(call: Call[LinkAsked, AnswerRequest]) -> AnswerResult:
     """Answer the question of an answer link, once, as the person whom it is for."""
     link = read_link(call, call.asked.link)
@@ -87,10 +94,3 @@ def answer_linked(call: Call[Any, Any], wait: Wait, body: AnswerRequest) -> Answ
     """Answers as the inbox does. Without a key: a repeated request is a second answer, which is refused."""
     bound = replace(body, digest=body.digest or wait.digest)
     return inbox.answer(Call(call.context, call.request, call.person, WaitAsked(wait=wait.id), bound, None))
-
-
-ROUTES: Final = (
-    get(PATH, shown, asks=LinkAsked, gives=LinkedQuestion, scope=None, page="answer.html",
-        blank=lambda call: LinkedQuestion()),
-    post(PATH, answer, asks=LinkAsked, takes=AnswerRequest, gives=AnswerResult, scope=None, natural=True),
-)  # fmt: skip

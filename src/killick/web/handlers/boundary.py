@@ -21,7 +21,7 @@ from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
 from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, Retry, State
-from killick.web.routes import Call, Nothing, Route, RunAsked, get
+from killick.web.routes import Call, Nothing, RunAsked, get
 
 SHOWN_MAX: Final = 12
 """The maximum number of items of each part, the latest; the whole is at `/runs/{run}/state`."""
@@ -148,12 +148,14 @@ def own_steps(fold: Fold) -> tuple[StepChoice, ...]:
     return choices(fold.steps[index] for index in fold.tops[-CHOICES_MAX:])
 
 
+@get("/runs/{run}/moments/{n}", page="_moment.html")
 def moment(call: Call[MomentAsked, Nothing]) -> Boundary:
     """A run at boundary n of its timeline."""
     now = call.log.state(call.asked.run).fold
     return _seen(call, call.asked.run, now, boundaries.nth(now, call.asked.n), marks=call.asked.marks)
 
 
+@get("/runs/{run}/moments", page="_moment.html")
 def moment_at(call: Call[PlaceAsked, Nothing]) -> Boundary:
     """A run at a place of its time."""
     asked, log = call.asked, call.log
@@ -289,16 +291,10 @@ class StateAsked(RunAsked, frozen=True, kw_only=True):
     at: PlaceText = "now"
 
 
+@get("/runs/{run}/state", media="application/json")
 def state(call: Call[StateAsked, Nothing]) -> Response:
     """The whole state of a run at a place, as its documented JSON form has it: as long as the run is."""
     asked, log = call.asked, call.log
     place: RunMoment = boundaries.at(log, asked.run, asked.at)
     found = log.state(asked.run, place.seq, keep=place.keep)
     return Response(found.to_json(), media_type="application/json")
-
-
-ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/moments", moment_at, asks=PlaceAsked, gives=Boundary, page="_moment.html"),
-    get("/runs/{run}/moments/{n}", moment, asks=MomentAsked, gives=Boundary, page="_moment.html"),
-    get("/runs/{run}/state", state, asks=StateAsked, media="application/json"),
-)

@@ -25,7 +25,7 @@ from killick.model.codec import plain
 from killick.model.ledger import Spend
 from killick.presenting.documents import Document
 from killick.web.handlers.boundary import SIGNS, Change, PlaceText, RunContext, StepChoice, Written, changed, own_steps
-from killick.web.routes import Call, Nothing, Route, get
+from killick.web.routes import Call, Nothing, get
 
 PAGE: Final = 40
 """So many steps of either run are on a page."""
@@ -196,6 +196,7 @@ class _Side:
         )  # fmt: skip
 
 
+@get("/compare", page="compare.html")
 def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
     """Two runs side by side: the shared steps, the divergence, and each run's later steps."""
     asked = call.asked
@@ -329,6 +330,3 @@ def _related_runs(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedR
     for run, how in islice(found.items(), RELATED_MAX):
         if (side is None or run != side.run) and log.store.head(run) is not None:
             yield RelatedRun(run=run, how=how, status=log.state(run).status)
-
-
-ROUTES: Final[tuple[Route, ...]] = (get("/compare", compare, asks=CompareAsked, gives=Comparison, page="compare.html"),)

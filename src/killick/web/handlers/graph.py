@@ -11,7 +11,7 @@ from starlette.responses import Response
 from killick.history.graph.graph import Graph, Lane, run_graph
 from killick.history.graph.svg import svg
 from killick.presenting.steps import reply_text
-from killick.web.routes import Call, Nothing, Route, RunAsked, get
+from killick.web.routes import Call, Nothing, RunAsked, get
 
 RUNS_MAX: Final = 24
 """So many runs of a family are drawn on a page; the others are counted."""
@@ -31,11 +31,13 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
+@get("/runs/{run}/graph")
 def graph(call: Call[RunAsked, Nothing]) -> RunGraph:
     """The run with its forks, children and rewound steps, as lanes of a drawing."""
     return RunGraph(**_drawn(call).document())
 
 
+@get("/runs/{run}/graph.svg", media="image/svg+xml")
 def picture(call: Call[PictureAsked, Nothing]) -> Response:
     """The same as a picture, for a page that has its style: steps and runs are links to their pages."""
 
@@ -53,9 +55,3 @@ def picture(call: Call[PictureAsked, Nothing]) -> Response:
 
 def _drawn(call: Call[Any, Nothing]) -> Graph:
     return run_graph(call.log, call.asked.run, runs_max=RUNS_MAX)
-
-
-ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/graph", graph, asks=RunAsked, gives=RunGraph),
-    get("/runs/{run}/graph.svg", picture, asks=PictureAsked, media="image/svg+xml"),
-)

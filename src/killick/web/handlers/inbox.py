@@ -122,6 +122,7 @@ class AnswerResult(Document, frozen=True):
 # reading ------------------------------------------------------------------------------------------
 
 
+@get("/inbox", page="inbox.html")
 def inbox(call: Call[InboxAsked, Any]) -> Inbox:
     """Everything that waits for a person, the most urgent first."""
     client, wanted = call.client, call.asked
@@ -151,6 +152,7 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
     )  # fmt: skip
 
 
+@get("/inbox/{wait}", page="inbox.html")
 def one(call: Call[WaitAsked, Any]) -> Inbox:
     """One question; or who answered it first."""
     questions, gone = _named(call.client, call.asked.wait, call.person.name)
@@ -223,6 +225,7 @@ def _gone(client: Client, run: str, step: str, state: State) -> str:
 # answering ----------------------------------------------------------------------------------------
 
 
+@post("/inbox/{wait}", natural=True)
 def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
     """Answer a run's question; the first answer counts."""
     client, wait, body, by = call.client, call.asked.wait, call.body, call.person.name
@@ -266,10 +269,3 @@ def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, c
             there = (said.get("kind"), said.get("value"), said.get("comment"))
             return value_digest(there) == value_digest((verb, through_codec(value, at="value"), comment))
     return False
-
-
-ROUTES: Final = (
-    get("/inbox", inbox, asks=InboxAsked, gives=Inbox, page="inbox.html"),
-    get("/inbox/{wait}", one, asks=WaitAsked, gives=Inbox, page="inbox.html"),
-    post("/inbox/{wait}", answer, asks=WaitAsked, takes=AnswerRequest, gives=AnswerResult, natural=True),
-)

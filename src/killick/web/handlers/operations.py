@@ -185,6 +185,7 @@ def _is_small(value: Any) -> bool:
     return len(msgspec.json.encode(plain(value))) <= VALUE_CHARS
 
 
+@get("/runs/{run}/act", page="act.html")
 def acts(call: Call[RunAsked, Any]) -> AvailableCommands:
     """The commands that a run accepts now, and why it refuses the others."""
     run = RunPreview(call.client, call.asked.run)
@@ -321,8 +322,8 @@ COMMANDS: Final[dict[str, Command]] = {
 }  # fmt: skip
 
 
-def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], CommandResult]:
-    """The handler of a command: returns its preview, or carries it out. A refusal is the same either way."""
+def _declare(name: str, command: Command) -> None:
+    """Declares the route of a command: it returns its preview, or carries it out. A refusal is the same either way."""
 
     def handler(call: Call[RunAsked, Any]) -> CommandResult:
         client, body = call.client, call.body
@@ -338,7 +339,11 @@ def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], Com
         return CommandResult(run=run.run, did=f"{said or command.done}{later}")
 
     handler.__name__, handler.__doc__ = name, command.summary
-    return handler
+    post(f"/runs/{{run}}/{name}", takes=command.takes)(handler)
+
+
+for _name, _command in COMMANDS.items():
+    _declare(_name, _command)
 
 
 def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -350,6 +355,7 @@ def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]
     return shown
 
 
+@post("/runs/{run}/fork")
 def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
     """Let a new run leave this one at a place in its time, under other conditions."""
     body, client, given = call.body, call.client, call.asked.run
@@ -377,6 +383,7 @@ def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
     return CommandResult(run=given, did=f"{made.id} leaves {given} at {body.at}", made=made.id)
 
 
+@post("/runs/{run}/undo")
 def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
     """Undo the effect of one step, and nothing else."""
     body, client, run = call.body, call.client, call.asked.run
@@ -390,6 +397,7 @@ def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
 # several at once ----------------------------------------------------------------------------------
 
 
+@post("/runs/act")
 def act(call: Call[Any, BulkRequest]) -> BulkResults:
     """Give one command to several runs; returns the result for each."""
     results = [_one(call, run) for run in dict.fromkeys(call.body.runs)]
@@ -407,15 +415,3 @@ def _one(call: Call[Any, BulkRequest], run: str) -> CommandOutcome:
         return command.do(call.client, run, body, {"by": call.person.name, "because": body.because}) or command.done
 
     return previews.outcome(run, does)
-
-
-ROUTES: Final = (
-    get("/runs/{run}/act", acts, asks=RunAsked, gives=AvailableCommands, page="act.html"),
-    *(
-        post(f"/runs/{{run}}/{name}", _handler(name, command), asks=RunAsked, takes=command.takes, gives=CommandResult)
-        for name, command in COMMANDS.items()
-    ),
-    post("/runs/{run}/fork", fork, asks=RunAsked, takes=ForkRequest, gives=CommandResult),
-    post("/runs/{run}/undo", undo, asks=RunAsked, takes=UndoRequest, gives=CommandResult),
-    post("/runs/act", act, takes=BulkRequest, gives=BulkResults),
-)

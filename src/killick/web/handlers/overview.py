@@ -108,6 +108,7 @@ class _Slot:
         return OverviewSlot(at_us=at_us, runs=counts, durations=_percentiles(durations), answers=_percentiles(answers))
 
 
+@get("/overview", page="overview.html")
 def overview(call: Call[OverviewAsked, Any]) -> Overview:
     """Runs over time by status, durations, failures, tokens and cost by agent and day, and how long people take."""
     size, count = _SLOTS[call.asked.period]
@@ -182,6 +183,3 @@ def _usage(rows: Sequence[RunRow], read: dict[str, RunTally]) -> tuple[AgentUsag
         AgentUsage(agent=agent, day_us=day, runs=len(of), **{n: sum(getattr(each, n) for each in of) for n in names})
         for (agent, day), of in sorted(found.items())
     )
-
-
-ROUTES: Final = (get("/overview", overview, asks=OverviewAsked, gives=Overview, page="overview.html"),)

@@ -17,7 +17,7 @@ from killick.model.state import State
 from killick.presenting.documents import Decision, Document, Error, Event, errors, event, recorded_failure
 from killick.web.problems import Problem
 from killick.web.render import pretty
-from killick.web.routes import Call, Nothing, Route, RunAsked, get
+from killick.web.routes import Call, Nothing, RunAsked, get
 
 PAGE_MAX: Final = 50
 EVENTS_MAX: Final = 100
@@ -55,6 +55,7 @@ class DecisionPage(Document, frozen=True):
     next: str | None
 
 
+@get("/runs/{run}/decisions", page="_record.html")
 def decisions(call: Call[PageAsked, Nothing]) -> DecisionPage:
     """Decisions with their options, reasons and authors; the last first."""
     run, state = call.asked.run, call.log.state(call.asked.run)
@@ -84,6 +85,7 @@ class FailurePage(Document, frozen=True):
     next: str | None
 
 
+@get("/runs/{run}/failures", page="_record.html")
 def failures(call: Call[PageAsked, Nothing]) -> FailurePage:
     """Failures with their context: every failed attempt, rejection and failed step; the last first."""
     run, state = call.asked.run, call.log.state(call.asked.run)
@@ -122,6 +124,7 @@ class EffectPage(Document, frozen=True):
     next: str | None
 
 
+@get("/runs/{run}/effects", page="_record.html")
 def effects(call: Call[PageAsked, Nothing]) -> EffectPage:
     """Effects on the outside world, with their status; the last first."""
     run, state = call.asked.run, call.log.state(call.asked.run)
@@ -181,6 +184,7 @@ class EventPage(Document, frozen=True):
     earlier: int | None
 
 
+@get("/runs/{run}/events", page="_record.html")
 def events(call: Call[EventsAsked, Nothing]) -> EventPage:
     """The log itself: every event, verbatim, in order."""
     asked, log = call.asked, call.log
@@ -200,6 +204,7 @@ class ValueAsked(RunAsked, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
+@get("/runs/{run}/events/{seq}/{name}", media="text/plain")
 def value(call: Call[ValueAsked, Nothing]) -> Response:
     """One value of an event, whole, as text."""
     asked, log = call.asked, call.log
@@ -210,12 +215,3 @@ def value(call: Call[ValueAsked, Nothing]) -> Response:
         there = f"; it has {', '.join(sorted(shown))}" if shown else ""
         raise Problem(404, f"{asked.run}: event {asked.seq} has no {asked.name}{there}", code="value_unknown")
     return Response(pretty(shown[asked.name]), media_type="text/plain; charset=utf-8")
-
-
-ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/decisions", decisions, asks=PageAsked, gives=DecisionPage, page="_record.html"),
-    get("/runs/{run}/failures", failures, asks=PageAsked, gives=FailurePage, page="_record.html"),
-    get("/runs/{run}/effects", effects, asks=PageAsked, gives=EffectPage, page="_record.html"),
-    get("/runs/{run}/events", events, asks=EventsAsked, gives=EventPage, page="_record.html"),
-    get("/runs/{run}/events/{seq}/{name}", value, asks=ValueAsked, media="text/plain"),
-)

@@ -28,7 +28,7 @@ from killick.web.handlers.status import last_seal
 from killick.web.handlers.step_detail import StepId, about, unknown
 from killick.web.handlers.step_list import StepPage, step_page
 from killick.web.problems import Problem
-from killick.web.routes import Call, Nothing, Route, RunAsked, get, post
+from killick.web.routes import Call, Nothing, RunAsked, get, post
 from killick.web.tallies import RunUsage
 
 TAIL_STEPS: Final = 12
@@ -108,6 +108,7 @@ class RunDetail(Run, frozen=True):
     steps: StepPage
 
 
+@get("/runs/{run}", page="run.html", personal=False)
 def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
     """A run: its position, its open waits, and its last steps."""
     asked, client, log = call.asked, call.client, call.log
@@ -173,6 +174,7 @@ class Explanation(Document, frozen=True):
     why: tuple[str, ...]
 
 
+@get("/runs/{run}/why")
 def why(call: Call[WhyAsked, Nothing]) -> Explanation:
     """Why a step happened and how it went; without a step, where the run is and why."""
     run, number, log = call.asked.run, call.asked.step, call.log
@@ -208,6 +210,7 @@ class Verification(Document, frozen=True):
     explained: tuple[VerificationProblem, ...]
 
 
+@post("/runs/{run}/verify", scope="operator", natural=True)
 def verify(call: Call[RunAsked, Nothing]) -> Verification:
     """Read a run's whole record again, prove it, and say where it breaks if it does."""
     report = call.client.store.verify(call.asked.run)
@@ -215,6 +218,7 @@ def verify(call: Call[RunAsked, Nothing]) -> Verification:
     return Verification.of(report, run=call.asked.run, at_us=call.now_us, problems=problems, explained=harmless)
 
 
+@get("/runs/{run}/export", media="application/octet-stream")
 def export(call: Call[RunAsked, Nothing]) -> Response:
     """A run as one file that can be loaded, verified and replayed anywhere. It has all values, so a server that hides
     some does not serve it."""
@@ -228,11 +232,3 @@ def export(call: Call[RunAsked, Nothing]) -> Response:
     name = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "_" for each in run)[:80]
     headers = {"Content-Disposition": f'attachment; filename="{name}.killick"'}
     return Response(body, headers=headers, media_type="application/octet-stream")
-
-
-ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}", run_page, asks=RunPageAsked, gives=RunDetail, page="run.html", personal=False),
-    get("/runs/{run}/why", why, asks=WhyAsked, gives=Explanation),
-    post("/runs/{run}/verify", verify, asks=RunAsked, gives=Verification, scope="operator", natural=True),
-    get("/runs/{run}/export", export, asks=RunAsked, media="application/octet-stream"),
-)

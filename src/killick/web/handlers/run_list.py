@@ -85,6 +85,7 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
+@get("/runs", page="runs.html", at=("/", "/runs"))
 def runs(call: Call[RunsAsked, Any]) -> RunList:
     """Runs, newest first: each with its position, and its wait or its failure."""
     store, query, person = call.client.runtime.store, query_of(call), call.person
@@ -117,6 +118,7 @@ def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str 
             return found, str(before)
 
 
+@get("/counts", personal=False)
 def counts(call: Call[CountsAsked, Any]) -> StatusCounts:
     """How many runs there are of each status."""
     return StatusCounts.of(counted(call.client.runtime.store, query_of(call)))
@@ -134,9 +136,3 @@ def agent_of(call: Call[Any, Any]) -> str | None:
     if agent.startswith(OWN_AGENTS) and call.person.scope != "admin":
         raise Problem(403, f"{agent}: Killick keeps these logs for itself; an admin may list them", code="scope")
     return agent or None
-
-
-ROUTES: Final = (
-    get("/runs", runs, asks=RunsAsked, gives=RunList, page="runs.html", at=("/", "/runs")),
-    get("/counts", counts, asks=CountsAsked, gives=StatusCounts, personal=False),
-)

@@ -80,6 +80,12 @@ class _LimitReached(Exception):
     """As much was marked as one question may."""
 
 
+def _blank(call: Call[FindAsked, Any]) -> SearchResults:
+    """The form again, with nothing found."""
+    return SearchResults(what=call.asked.what, agents=tuple(call.client.runtime.store.agents()))
+
+
+@get("/find", page="find.html", blank=_blank)
 def find(call: Call[FindAsked, Any]) -> SearchResults:
     """Look across all runs and time: calls, decisions, failures, effects and answers, newest first."""
     asked, client = call.asked, call.client
@@ -106,11 +112,6 @@ def find(call: Call[FindAsked, Any]) -> SearchResults:
         what=asked.what, found=shown, scanned=found.scanned, unread=found.unread, began=began, agents=agents,
         next=_next(tuple(found)) if found.more and shown else None,
     )  # fmt: skip
-
-
-def _blank(call: Call[FindAsked, Any]) -> SearchResults:
-    """The form again, with nothing found."""
-    return SearchResults(what=call.asked.what, agents=tuple(call.client.runtime.store.agents()))
 
 
 def _beginning(call: Call[FindAsked, Any], within: dict[str, Any]) -> tuple[Findings[Any], tuple[str, ...]]:
@@ -142,6 +143,7 @@ class SearchNames(msgspec.Struct, frozen=True, kw_only=True):
     agents: tuple[str, ...]
 
 
+@get("/find/names")
 def names(call: Call[Any, Any]) -> SearchNames:
     """The names of tools, arguments, errors and agents, to be suggested. Reads a few of the newest runs."""
     log, agents = call.client.runtime.log, call.client.runtime.store.agents()
@@ -223,9 +225,3 @@ def _ask(client: Client, asked: FindAsked, within: dict[str, Any]) -> Findings[A
         given["status"] = given.pop("standing")
     found: Findings[Any] = getattr(client.find, asked.what)(**given, **within)
     return found
-
-
-ROUTES: Final = (
-    get("/find", find, asks=FindAsked, gives=SearchResults, page="find.html", blank=_blank),
-    get("/find/names", names, gives=SearchNames),
-)

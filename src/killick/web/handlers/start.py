@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 
@@ -72,6 +72,7 @@ class MessageRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_f
     id: Name | None = None
 
 
+@get("/agents", page="start.html", at=("/start",))
 def agents(call: Call[AgentsAsked, Any]) -> AgentList:
     """The agents that are declared here, with their inputs."""
     lines = [_line(agent) for agent in sorted(AGENTS.copy().values(), key=lambda agent: agent.name)]
@@ -94,6 +95,7 @@ def _first_line(doc: str | None) -> str:
     return (doc or "").strip().partition("\n")[0]
 
 
+@post("/runs", status=201, natural=True)
 def start(call: Call[Any, StartRequest]) -> StartedRun:
     """Start a run: durable, and due for the next worker."""
     body, client = call.body, call.client
@@ -111,6 +113,7 @@ def start(call: Call[Any, StartRequest]) -> StartedRun:
     )  # fmt: skip
 
 
+@post("/runs/{run}/messages", natural=True)
 def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
     """Send a message to a run; it waits there until the run asks for its name."""
     body, client = call.body, call.client
@@ -123,10 +126,3 @@ def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
         return CommandResult(run=run.run, did=f"{message} was sent before; the same id counts once")
     client.send(run.run, body.name, body.body, id=message, by=call.person.name)
     return CommandResult(run=run.run, did=f"{body.name} sent")
-
-
-ROUTES: Final = (
-    get("/agents", agents, asks=AgentsAsked, gives=AgentList, page="start.html", at=("/start",)),
-    post("/runs", start, takes=StartRequest, gives=StartedRun, status=201, natural=True),
-    post("/runs/{run}/messages", send, asks=RunAsked, takes=MessageRequest, gives=CommandResult, natural=True),
-)

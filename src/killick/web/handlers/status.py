@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
-from starlette.routing import Route as StarletteRoute
 
 from killick.audit.seal import SEALS
 from killick.client.client import Client
@@ -27,7 +26,6 @@ from killick.presenting.limits import LimitQueue, limit_queues
 from killick.store.records import OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
 from killick.triggers import TAG as TRIGGER_TAG
 from killick.version import VERSION
-from killick.web.endpoints import Endpoints
 from killick.web.handlers.run_list import StatusCounts
 from killick.web.handlers.triggers import hook_lines
 from killick.web.routes import Call, Nothing, get
@@ -114,6 +112,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     advice: str | None = None
 
 
+@get("/workers", page="workers.html")
 def workers(call: Call[Nothing, Nothing]) -> Workers:
     """The holders of runs with their runs, the idle workers, and the due runs without a holder."""
     client = call.client
@@ -268,6 +267,7 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool = True
 
 
+@get("/health", page="health.html")
 def health(call: Call[Nothing, Nothing]) -> Health:
     """The store's durability settings, the due and waiting runs, the quarantined ones, and the last seal."""
     client, store = call.client, call.client.runtime.store
@@ -306,26 +306,13 @@ def last_seal(client: Client) -> Seal | None:
     return None
 
 
+@get("/alive", scope=None)
 async def alive(call: Call[Nothing, Nothing]) -> Alive:
     """Whether the server answers. Needs no sign-in, and returns nothing else."""
     return Alive()
 
 
+@get("/metrics", media="text/plain", also=("/metrics",))
 def metrics(call: Call[Nothing, Nothing]) -> Response:
     """Metrics of the runs in this process and of the store, in Prometheus' text format; also at `/metrics`."""
     return Response(meters.prometheus_text(call.client.runtime.engine), media_type=meters.MEDIA)
-
-
-METRICS: Final = get("/metrics", metrics, media="text/plain")
-ROUTES: Final = (
-    get("/workers", workers, gives=Workers, page="workers.html"),
-    get("/health", health, gives=Health, page="health.html"),
-    METRICS,
-    get("/alive", alive, gives=Alive, scope=None),
-)
-
-
-def routes(endpoints: Endpoints) -> list[StarletteRoute]:
-    """Prometheus' default address."""
-    meters.counting()
-    return [endpoints.at("/metrics", METRICS)]

@@ -21,7 +21,7 @@ from killick.presenting.documents import Document, Step, step_fields
 from killick.presenting.explain import why as explained
 from killick.web.handlers.boundary import Change, changed
 from killick.web.problems import Problem
-from killick.web.routes import Call, Nothing, Route, RunAsked, get
+from killick.web.routes import Call, Nothing, RunAsked, get
 
 BEFORE_STEPS: Final = 12
 """How many steps before one are read to say why it happened."""
@@ -54,6 +54,7 @@ class StepDetail(Step, frozen=True, tag="step"):
     why: tuple[str, ...]
 
 
+@get("/runs/{run}/steps/{step}", page="_step.html", personal=False)
 def step(call: Call[StepAsked, Nothing]) -> StepDetail:
     """Everything on record of one step: values, attempts, waits, verdicts, edits, changes, and the reason."""
     run, number = call.asked.run, call.asked.step
@@ -109,8 +110,3 @@ def _effect_status(log: Log, run: str, step: timeline_parts.Step, started: int) 
         return None
     found = effects[index]
     return StepEffect(idempotency_key=found.key, status=found.status, run=owner, attempts=found.attempts)
-
-
-ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/steps/{step}", step, asks=StepAsked, gives=StepDetail, page="_step.html", personal=False),
-)

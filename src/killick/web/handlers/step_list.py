@@ -22,7 +22,7 @@ from killick.presenting import steps as presented
 from killick.presenting.documents import Document, StepReference, duration_us
 from killick.presenting.gantt import Scale, Segment, TimeAxis
 from killick.presenting.phrase import Briefly
-from killick.web.routes import Call, Nothing, Route, RunAsked, get
+from killick.web.routes import Call, Nothing, RunAsked, get
 
 BRIEF_CHARS: Final = 240
 """How much of a value a line has."""
@@ -114,6 +114,7 @@ class StepPage(Document, frozen=True):
     later: str | None
 
 
+@get("/runs/{run}/steps", personal=False)
 def steps(call: Call[StepsAsked, Nothing]) -> StepPage:
     """A section of a run's steps, the last ones first asked for."""
     asked = call.asked
@@ -214,6 +215,3 @@ def _line(step: Step, now_us: int, scale: Scale) -> StepSummary:
         tokens=usage.tokens_in + usage.tokens_out if usage is not None else None,
         nested_steps=sum(1 for _ in timeline_parts.walked(step.entries)),
     )  # fmt: skip
-
-
-ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/steps", steps, asks=StepsAsked, gives=StepPage, personal=False),)

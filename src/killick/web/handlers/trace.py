@@ -19,7 +19,7 @@ from killick.model.typed import convert
 from killick.presenting.documents import Document, Error, errors
 from killick.presenting.steps import reply_text
 from killick.web.handlers.record import PageAsked, paged
-from killick.web.routes import Call, Nothing, Route, get
+from killick.web.routes import Call, Nothing, get
 from killick.window.messages import is_list
 from killick.window.usage import request_of
 
@@ -80,6 +80,7 @@ class Trace(Document, frozen=True):
     next: str | None
 
 
+@get("/runs/{run}/trace", page="_trace.html")
 def trace(call: Call[TraceAsked, Nothing]) -> Trace:
     """The reasoning trace: messages, reasoning, tool calls and usage, in order."""
     asked = call.asked
@@ -163,6 +164,3 @@ def _errors(state: State, index: int) -> tuple[Error, ...]:
     step = state.fold.steps[index]
     found: Any = state.data(step.output).get("failure") if step.status == "failed" and step.output else None
     return errors(convert(found, Failure, at="failure")) if isinstance(found, Mapping) else ()
-
-
-ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/trace", trace, asks=TraceAsked, gives=Trace, page="_trace.html"),)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from killick.history.window_report import EvictedPage, ModelCall, Windows, grouped, windows
 from killick.presenting.documents import Document
-from killick.web.routes import Call, Nothing, Route, RunAsked, get
+from killick.web.routes import Call, Nothing, RunAsked, get
 
 POINTS_MAX: Final = 160
 """How many points the drawing has at the most."""
@@ -45,6 +45,7 @@ class RunWindow(Document, frozen=True):
     report: Windows | None = None
 
 
+@get("/runs/{run}/window", page="_window.html")
 def window(call: Call[RunAsked, Nothing]) -> RunWindow:
     """The requests to a run's models: their contents by kind, waste, evictions, faults and cost."""
     run = call.asked.run
@@ -91,8 +92,3 @@ def _bare(found: Windows) -> Windows:
 
 def _tool(what: str) -> str:
     return "" if what.startswith("“") else what.partition(" ")[0]
-
-
-ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/window", window, asks=RunAsked, gives=RunWindow, page="_window.html"),
-)
