@@ -221,8 +221,8 @@ def test_another_output_forks_right_after_its_step_and_the_run_says_where_they_p
         "  world       adopts the effects of bill_17 (5 pay, 6 mail); a new effect needs a person's approval first",
         "  now         is completed: not paid: no rate today",
         "  diverges    step 2: the same call with another outcome",
-        '              bill_17       rate(currency="EUR") → {"status":"up","rate":2}',
-        '              bill_17-fork  rate(currency="EUR") → {"status":"down","rate":0}',
+        '              bill_17       rate(currency="EUR") → {"status": "up", "rate": 2}',
+        '              bill_17-fork  rate(currency="EUR") → {"status": "down", "rate": 0}',
         "  next        killick time diff bill_17 bill_17-fork",
     ]
     assert bank() == ["pay 2500 to b-17", "mail"]

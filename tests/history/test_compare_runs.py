@@ -11,7 +11,7 @@ import pytest
 
 import killick
 from families import Family, claim
-from killick.history.compare_runs import RunComparison, compare, folded, place_of
+from killick.history.compare_runs import RunComparison, compare, place_of
 from killick.log import Entry
 from killick.model import events as e
 
@@ -98,7 +98,9 @@ def test_a_fork_with_another_context_parts_where_that_is_first_seen(kd: killick.
     assert first.one is not None
     assert first.two is not None
     assert (first.one.arguments["to"], first.two.arguments["to"]) == ("Ann", "Bob")
-    assert first.lines(60) == tuple(f'part_pay(to="{to}", amount=5) → "paid 5 to {to}"' for to in ("Ann", "Bob"))
+    assert [first.one.line(60), first.two.line(60)] == [
+        f'part_pay(to="{to}", amount=5) → "paid 5 to {to}"' for to in ("Ann", "Bob")
+    ]
 
 
 def test_a_fork_with_another_input_says_so_though_the_state_has_no_word_for_it(kd: killick.Client) -> None:
@@ -209,31 +211,6 @@ def test_steps_inside_a_gather_are_compared_by_their_numbers_whatever_their_orde
 
 
 # pages, places ------------------------------------------------------------------------------------
-
-
-def test_many_steps_are_folded_in_the_middle() -> None:
-    told = Family()
-    for run in ("a", "b"):
-        told.start(run)
-        told.step(run, "1", output=run)
-        told.steps(run, 2, 100)
-    items = folded(compare(told.log, "a", "b").pairs, 12)
-    assert [item if isinstance(item, int) else item.step for item in items] == [
-        "1", "2", "3", "4", "5", "6", "7", "8", "9", 88, "98", "99", "100",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("chars", [30, 60, 100])
-def test_of_what_is_long_both_sides_show_the_place_where_they_differ(chars: int) -> None:
-    told = Family()
-    for run, status in (("a", "up"), ("b", "down")):
-        told.start(run)
-        told.step(run, "1", output={"letter": "Dear Madam or Sir, " * 20, "status": status, "more": "x" * 90})
-    [pair] = compare(told.log, "a", "b").pairs
-    one, two = pair.lines(chars)
-    assert '"up' in one
-    assert '"do' in two
-    assert max(len(one), len(two)) <= chars
 
 
 def test_an_event_is_called_by_the_step_that_it_ends_or_stands_before() -> None:

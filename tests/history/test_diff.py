@@ -258,7 +258,7 @@ def test_a_folded_text_says_how_long_it_is() -> None:
 def test_a_long_text_that_changed_shows_where(kd: killick.Client) -> None:
     finished(kd, 5, "five")
     line = next(line for line in told(kd.diff("r", against="five"), 80) if "document.letter" in line)
-    assert line == 'context ~ document.letter  …"Madam or Sir, Dear Ma"… → …"Madam or Lord, Dear Ma"…'
+    assert line == 'context ~ document.letter  "…Madam or Sir, Dear Ma…" → "…Madam or Lord, Dear Ma…"'
 
 
 # what it costs ------------------------------------------------------------------------------------

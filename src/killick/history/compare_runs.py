@@ -5,13 +5,13 @@ Read-only. Steps with the same events are never read; others are matched by numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import msgspec
 
 from killick.history.diff import Diff, across, last_shared, shown
-from killick.history.phrasing import entries_of
+from killick.history.phrasing import arguments, cut, entries_of, inline
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Step, transition
 from killick.log.log import Log
@@ -22,6 +22,8 @@ from killick.model.fold import Fold
 
 How = Literal["call", "arguments", "outcome", "output", "absent"]
 Changed = Literal["output", "input", "context", "model", "effects"]
+
+_CALL_CHARS: Final = 1_000
 
 _canonical: Final = msgspec.json.Encoder(order="sorted").encode
 
@@ -73,9 +75,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def call(self) -> str:
         """The call, as source code."""
-        given = entries_of(self.arguments)
-        inside = ", ".join(f"{name}={_json(value)}" for name, value in given.items())
-        inside = inside or ("" if self.arguments in (None, {}) else _json(self.arguments))
+        inside = "" if self.arguments in (None, {}) else arguments(self.arguments, _CALL_CHARS)
         bare = self.sort in ("decision", "undo")
         return self.name if bare else f"{self.name} {inside}" if self.sort == "wait" else f"{self.name}({inside})"
 
@@ -84,12 +84,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         """Its outcome; empty if none."""
         if self.status != "done":
             return self.failure or self.status.replace("_", " ")
-        return "" if self.output is None else _json(self.output)
+        return "" if self.output is None else inline(self.output)
 
     def line(self, chars: int = 60) -> str:
         """Returns the call and its outcome in one line of about that length."""
-        call = _cut(self.call, max(chars - min(len(self.outcome), chars // 2) - 3, 12))
-        return _joined(call, _cut(self.outcome, max(chars - len(call) - 3, 12)))
+        outcome = f" → {cut(self.outcome, max(chars // 2, 12))}" if self.outcome else ""
+        return cut(self.call, max(chars - len(outcome), 12)) + outcome
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -99,41 +99,6 @@ class Pair(msgspec.Struct, frozen=True):
     how: How | None
     one: Seen | None
     two: Seen | None
-
-    def lines(self, chars: int = 60) -> tuple[str, str]:
-        """Returns both calls with their outcomes, each about that long; long ones are cut around their difference."""
-        if self.one is None or self.two is None:
-            one, two = (seen.line(chars) if seen is not None else "–" for seen in (self.one, self.two))
-            return one, two
-        outcomes = self.one.outcome, self.two.outcome
-        room = max(chars - min(max(map(len, outcomes)), chars // 2) - 3, 12)
-        calls = _cut_at_difference(self.one.call, self.two.call, room, differ=self.how == "arguments")
-        left = max(chars - max(map(len, calls)) - 3, 12)
-        one, two = map(_joined, calls, _cut_at_difference(*outcomes, left, differ=self.how == "output"))
-        return one, two
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
-
-
-def _joined(call: str, outcome: str) -> str:
-    return f"{call} → {outcome}" if outcome else call
-
-
-def _cut_at_difference(one: str, two: str, room: int, *, differ: bool) -> tuple[str, str]:
-    """Shortens two texts to fit; if they differ, both start just before the difference."""
-    longest, least = max(len(one), len(two)), min(len(one), len(two))
-    front = 0
-    if differ and longest > room:
-        head = next((place for place in range(least) if one[place] != two[place]), least)
-        front = min(max(head - room // 3, 0), longest - room + 1)
-    one, two = (_cut(f"…{text[front:]}" if front > 1 else text, room) for text in (one, two))
-    return one, two
 
 
 class RunComparison(msgspec.Struct, frozen=True):
@@ -360,11 +325,3 @@ def _seen(step: Step) -> Seen:
     return Seen(
         sort=step.sort, name=name, status=step.status, arguments=plain(arguments), output=plain(output), failure=failure
     )  # fmt: skip
-
-
-def folded(pairs: Sequence[Pair], shown_max: int) -> list[Pair | int]:
-    """Shortens pairs for a page: the first and the last, and the number of those omitted."""
-    if len(pairs) <= shown_max:
-        return list(pairs)
-    tail = shown_max // 4
-    return [*pairs[: shown_max - tail], len(pairs) - shown_max, *pairs[len(pairs) - tail :]]

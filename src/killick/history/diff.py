@@ -369,36 +369,21 @@ def _line(change: Change, width: int) -> Line:
     room = max(width - len(label) - 2, 24)
     value = change.before if change.op == "remove" else change.after
     if change.op == "replace":
-        was, now = _around(change.before, change.after, room)
         if change.path in _TIMES or change.part in ("run", "position"):
-            was, now = (_Bare("none" if each is None else _moment(change, each)) for each in (was, now))
-        text = f"{label}  {_pair(was, ' → ', now, room)}"
+            was, now = ("none" if each is None else _moment(change, each) for each in (change.before, change.after))
+            text = f"{label}  {_folded(f'{was} → {now}', room)}"
+        else:
+            text = f"{label}  {_pair(*_around(change.before, change.after, room), room)}"
     else:
         is_item = change.step is not None and not change.path
         text = f"{label} {_item_shown(change.part, value, room)}" if is_item else f"{label}  {shown(value, room)}"
     return Line(change.part, _SIGNS[change.op], text)
 
 
-class _Bare(NamedTuple):
-    """A text that is displayed without quotes."""
-
-    value: Any
-
-
-class _Cut(NamedTuple):
-    """The differing range of a long text, and whether there is more around it."""
-
-    text: str
-    front: bool
-    back: bool
-
-
 def shown(value: Any, room: int) -> str:
     """Returns a value on one line; a longer one shows its first and last characters and its size."""
-    if isinstance(value, _Cut):
-        return f"{'…' if value.front else ''}{shown(value.text, max(room - 2, 24))}{'…' if value.back else ''}"
-    if isinstance(value, _Bare) or (_is_object(value) and _tag(value) == "$erased"):
-        return _folded(str(value.value if isinstance(value, _Bare) else "(erased)"), room)
+    if _is_object(value) and _tag(value) == "$erased":
+        return "(erased)"
     written = msgspec.json.encode(value).decode()
     if len(written) <= room:
         return written
@@ -417,14 +402,14 @@ def _folded(text: str, room: int) -> str:
     return f"{text[: keep - keep // 3]}…{text[-(keep // 3) :]}{size}"
 
 
-def _pair(one: Any, between: str, two: Any, room: int) -> str:
+def _pair(one: Any, two: Any, room: int) -> str:
     """Returns two values in one line; either may use the other's spare room."""
-    left = room - len(between)
+    left = room - 3
     first, second = shown(one, left), shown(two, left)
     if len(first) + len(second) > left:
         first = shown(one, max(left // 2, left - len(second)))
         second = shown(two, left - len(first))
-    return f"{first}{between}{second}"
+    return f"{first} → {second}"
 
 
 def _around(was: Any, now: Any, room: int) -> tuple[Any, Any]:
@@ -434,7 +419,7 @@ def _around(was: Any, now: Any, room: int) -> tuple[Any, Any]:
     head, tail = _shared_ends(was, now)
     around = max((room // 2 - min(len(was), len(now)) + head + tail) // 2 - 5, 2)
     front, back = max(head - around, 0), max(tail - around, 0)
-    one, two = (_Cut(text[front : len(text) - back], front > 0, back > 0) for text in (was, now))
+    one, two = (f"{'…' * (front > 0)}{text[front : len(text) - back]}{'…' * (back > 0)}" for text in (was, now))
     return one, two
 
 
@@ -448,7 +433,7 @@ def _item_shown(part: str, item: Any, room: int) -> str:
             return f"{name} → {shown(get('value'), room)}"
         case "decisions":
             because = f" because {shown(get('because'), room // 3)}" if get("because") else ""
-            return _pair(get("question"), " → ", get("choice"), room - len(because)) + because
+            return _pair(get("question"), get("choice"), room - len(because)) + because
         case "retries":
             errors = get("errors") or [None]
             return f"{name}: {get('attempts')} attempts, the last: {_error(errors[-1], room - 24)}"
@@ -457,12 +442,12 @@ def _item_shown(part: str, item: Any, room: int) -> str:
             return f"{name}{attempt}: {_error(get('error'), room - len(attempt))}".removeprefix(": ")
         case "pending":
             asked = f" from {', '.join(get('to'))}" if get("to") else ""
-            return f"{get('waits_for')}{asked}: {shown(_Bare(get('prompt') or get('name')), room - len(asked) - 8)}"
+            return f"{get('waits_for')}{asked}: {_folded(str(get('prompt') or get('name')), room - len(asked) - 8)}"
         case "trace":
             room -= len(get("sort"))
             if get("status") != "done":
                 return f"{get('sort')} {name} {shown(get('input'), room - 9)} {get('status')}"
-            return f"{get('sort')} {name} {_pair(get('input'), ' → ', get('output'), room)}"
+            return f"{get('sort')} {name} {_pair(get('input'), get('output'), room)}"
         case _:
             undone = ", undone" if get("undone") else ""
             return f"{name} ({get('effect')}): {get('status')}{undone}, key {get('key')}"

@@ -14,16 +14,15 @@ from killick.cli import style as paint
 from killick.cli.commands.files import print_diff
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed
-from killick.history.compare_runs import Condition, RunComparison, compare, folded
+from killick.history.compare_runs import Condition, RunComparison, compare
 from killick.history.diff import Diff, across, between, shown
-from killick.history.graph.text import cells, cut
 from killick.history.phrasing import counted
 from killick.log.boundaries import is_place
 from killick.model.codec import plain
 
 STYLES: Final = {"+": "green", "-": "red", "~": "yellow"}
 STEPS_MAX: Final = 40
-"""The maximum number of steps shown side by side; the others are counted."""
+"""The maximum number of steps shown of two runs; the others are counted."""
 
 LABEL: Final = 9
 
@@ -96,9 +95,7 @@ def _print_parting(shell: Shell, found: RunComparison) -> None:
     for label, lines in _why(found, out.width - LABEL):
         shell.print(*paint.labelled(f"{label:<{LABEL}}", lines, out.width))
     if found.pairs:
-        out.print()
-        for line in _side_by_side(found, out.width):
-            out.print(line, soft_wrap=True)
+        shell.print("", Text("steps", style="bold"), *_steps(found, out.width))
     _print_changes(shell, found.diff)
 
 
@@ -124,26 +121,16 @@ def _condition(condition: Condition, room: int, *, named: bool) -> Text:
     return text
 
 
-def _side_by_side(found: RunComparison, width: int) -> Iterator[Text]:
-    """The steps of both runs from where they diverge, side by side by number."""
-    digits = max(len(pair.step) for pair in found.pairs)
-    room = max((width - digits - 7) // 2, 16)
-    head = Text(f"  {'':<{digits}}  ").append(_fitted(found.one.run, room), style="bold").append(" │ ", style="dim")
-    yield head.append(_fitted(found.two.run, room).rstrip(), style="bold")
-    for pair in folded(found.pairs, STEPS_MAX):
-        if isinstance(pair, int):
-            yield Text(f"⋮ … {counted(pair, 'step')} …", style="dim")
-            continue
-        sign, style = ("=", "dim") if pair.how is None else ("≠", "yellow")
-        one, two = (_fitted(side, room) for side in pair.lines(room))
-        line = Text.assemble((f"{sign} ", style), (f"{pair.step:<{digits}}  ", "bold"))
-        yield line.append(one, style=style).append(" │ ", style="dim").append(two.rstrip(), style=style)
-
-
-def _fitted(text: str, room: int) -> str:
-    """A text on exactly so many columns."""
-    found = cut(text, room)
-    return found + " " * (room - cells(found))
+def _steps(found: RunComparison, width: int) -> Iterator[Text]:
+    """The steps of both runs from where they diverge: an equal one once, of a different one what each run has."""
+    for pair in found.pairs[:STEPS_MAX]:
+        sides = ((" ", pair.one),) if pair.how is None else (("-", pair.one), ("+", pair.two))
+        for sign, seen in sides:
+            if seen is not None:
+                text = f"{pair.step} {seen.line(width - len(pair.step) - 5)}"
+                yield Text.assemble("  ", (f"{sign} {text}", STYLES.get(sign, "dim")))
+    if len(found.pairs) > STEPS_MAX:
+        yield Text(f"  and {counted(len(found.pairs) - STEPS_MAX, 'more step')}", style="dim")
 
 
 # states -------------------------------------------------------------------------------------------

@@ -189,7 +189,9 @@ def _print_parting(shell: Shell, run: str, fork: str) -> None:
     _report(shell, "diverges", [Text(found.why(), style="bold")])
     if (first := found.diverges_at) is not None:
         wide = max(len(run), len(fork))
-        sides = zip((run, fork), first.lines(max(shell.out.width - wide - LABEL - 6, 30)), strict=True)
+        room = max(shell.out.width - wide - LABEL - 6, 30)
+        seen = ((run, first.one), (fork, first.two))
+        sides = [(name, "–" if each is None else each.line(room)) for name, each in seen]
         _report(shell, "", [Text().append(f"{name:<{wide}}  ", style="cyan").append(side) for name, side in sides])
 
 
