@@ -108,12 +108,13 @@ class Vector(Sequence[T], Generic[T]):
         """Appends items."""
         done = 0
         while done < len(items):
-            self.append(items[done])
-            assert self._tail is not None
-            part = items[done + 1 : done + 1 + WIDTH - len(self._tail)]
-            self._tail.extend(part)
+            tail = self._tail
+            if tail is None or len(tail) == WIDTH:
+                tail = self._open_tail(self._length)
+            part = items[done : done + WIDTH - len(tail)]
+            tail.extend(part)
             self._length += len(part)
-            done += 1 + len(part)
+            done += len(part)
 
     def changing(self, index: int) -> T:
         """Returns an item for mutation."""

@@ -88,7 +88,8 @@ async def _take(
         log.append_behind(made.entry(started, verdict))
     else:
         writing = None
-        if flat is not None and arguments is given and verdict is None and len(flat) < _FLAT_BYTES_MAX:
+        rests_on = verdict.rests_on if verdict is not None else None
+        if flat is not None and arguments is given and not rests_on and len(flat) < _FLAT_BYTES_MAX:
             writing = log.begin_step(started, b'{"arguments":%b' % (flat if tool.shape.is_sorted else _encode(given)))
         writing = writing or log.append_begun(made.entry(started, verdict))
         if not writing.is_committed and await log.settled(writing):
