@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -58,7 +57,7 @@ def measure(folder: Path) -> Iterator[Measure]:
     ]  # fmt: skip
     for told, agent in agents:
         reports: list[Report] = []
-        checked = partial(check, agent, input=1, processes=os.cpu_count() or 1)  # as the command does
+        checked = partial(check, agent, input=1)
         best = min(seconds(lambda r=reports, c=checked: r.append(c())) for _ in range(ROUNDS))  # type: ignore[misc]
         assert not reports[0].findings, str(reports[0])
         yield Measure(
