@@ -81,8 +81,9 @@ class Record:
         """The same, for effects that a person has undone out of band."""
         hosts = tuple(f"{step.id}." for step in self.steps.values() if step.sort == "scope" and step.name in _HOSTS)
         for name, step in self.steps.items():
-            path, _, number = name.rpartition(".")
-            self.last[path] = max(self.last.get(path, 0), int(number))
+            path, _, text = name.rpartition(".")
+            if (number := int(text)) > self.last.get(path, 0):
+                self.last[path] = number
             if step.undoes is not None:
                 undoing = self.undoing_beside if name.startswith(OUT_OF_BAND) else self.undoing
                 undoing.setdefault(step.undoes_seq, name)  # the last one, for they come in that order

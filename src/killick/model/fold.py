@@ -61,7 +61,7 @@ class Fold(FoldData):
     def apply_steps(self, plain: Sequence[PlainStep]) -> None:
         """Applies the events of plain steps in a row, as `apply` of each would."""
         facts, first = self.facts, len(self.steps)
-        steps: list[Step] = []
+        steps, effects = list[Step](), list[int]()
         for index, one in enumerate(plain, first):
             intended, started, last, ended_at = one.intended, one.started, one.last, one.ended.at
             name, effect = intended.name, intended.effect
@@ -70,11 +70,12 @@ class Fold(FoldData):
                 Step(intended.step, "tool", name, one.seq, intended.at, "done", effect, last, ended_at, last, [attempt])
             )
             if effect != "reads":
-                self.effects.append(index)
+                effects.append(index)
             if intended.verdict is not None:
                 facts.rejected = 0
             facts.done[name] = facts.done.get(name, 0) + 1
         self.steps.extend(steps)
+        self.effects.extend(effects)
         for vector in (self.tops, self.trace):
             vector.extend(range(first, first + len(steps)))
         facts.seq, facts.current = plain[-1].last, plain[-1].intended.step
