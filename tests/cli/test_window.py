@@ -1,4 +1,4 @@
-"""`killick show --window`: what fills a run's window, what was wasted, what left and what it saved, on a terminal."""
+"""`killick show --window`: what fills a run's window, what left and what it saved, on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import killick
 from killick.cli.main import main
-from killick.cli.window import dollars, share
+from killick.cli.window import share
 from sessions import coder, without_models
 
 
@@ -22,7 +22,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with killick.open(str(path)) as kd:
         kd.run(coder, {"provider": "anthropic", "calls": 60, "budget": 4_000}, id="held")
         kd.run(coder, {"provider": "openai", "calls": 12}, id="short")
-        kd.run(coder, {"provider": "openai-responses", "calls": 40, "model": "homebrew-1"}, id="unpriced")
         kd.run(without_models, id="none")
     return path
 
@@ -49,11 +48,7 @@ def test_a_held_window_says_what_it_saved(show: Any) -> None:
     assert re.search(r"^  [\d,]+ of 4,000 tokens in \d+ messages$", told, re.MULTILINE)
     assert re.search(r"^  file reads +\d+ +[\d,]+ +\d+ %  [█▏▎▍▌▋▊▉]+$", told, re.MULTILINE)
     assert re.search(r"^  tombstones +\d+ +[\d,]+ +\d+ %  ", told, re.MULTILINE)
-    assert re.search(r"^wasted   [\d,]+ tokens over the whole run, \d+ % of the sent tokens$", told, re.MULTILINE)
-    assert re.search(r"^  unused schemas +[\d,]+ +\d+ %  of tools that were never called: session_deploy$", told,
-                     re.MULTILINE)  # fmt: skip
     assert re.search(r"^instead  [\d,]+ tokens without the window: \d+ % fewer$", told, re.MULTILINE)
-    assert re.search(r"^money    \$\d+\.\d+ instead of \$\d+\.\d+: \d+ % less$", told, re.MULTILINE)
     assert re.search(r"^left     \d+ pages in \d+ batches; [\d,]+ tokens fewer at the last call$", told, re.MULTILINE)
     assert re.search(r"^back     \d+ faults \(.*\d+ recalled", told, re.MULTILINE)
     grouped = re.findall(r"^ +(\d+)–(\d+) +\d+ +[\d,]+ +[\d,]+ +[\d,]+  [█▏▎▍▌▋▊▉]+", told, re.MULTILINE)
@@ -77,8 +72,6 @@ def test_all_lists_every_call_of_a_long_run_and_full_every_page(show: Any) -> No
     told = show("held", "--window", "--full")
     assert re.search(r"^call \d+ +m\d+\.\d+ +file +[\d,]+ ", told, re.MULTILINE)
     assert re.search(r"^call \d+ +m\d+\.\d+ +recalled +[\d,]+  session_read LICENSE", told, re.MULTILINE)
-    assert re.search(r"^m\S+ +\w+ +[\d,]+ +\d+ +\d+  out  ", told, re.MULTILINE)
-    assert re.search(r"^m\S+ +\w+ +[\d,]+ +\d+ +\d+  in   session_", told, re.MULTILINE)
     assert "more:" not in told
     assert all(len(line) <= 100 for line in told.splitlines())
 
@@ -91,10 +84,6 @@ def test_the_page_of_a_run_with_models_leads_to_it(show: Any) -> None:
 def test_it_is_told_as_it_was_at_any_place(show: Any) -> None:
     told = show("held", "--window", "--at", "10")
     assert re.match(r"held  the model's input at step \d+, call (\d+) of \1\n", told)
-
-
-def test_a_price_that_nobody_knows_is_said_to_be_unknown(show: Any) -> None:
-    assert "money    not known: there is no price for homebrew-1\n" in show("unpriced", "--window")
 
 
 def test_a_program_gets_the_document(show: Any) -> None:
@@ -123,6 +112,5 @@ def test_what_cannot_be_shown_is_told_in_one_line(
     assert capsys.readouterr().err == f"killick: {told}\n"
 
 
-def test_shares_and_money_are_never_rounded_away() -> None:
+def test_shares_are_never_rounded_away() -> None:
     assert (share(0, 10), share(1, 1_000), share(1, 3), share(5, 0)) == ("0 %", "<1 %", "33 %", "0 %")
-    assert (dollars(1_234), dollars(1_234_567_890)) == ("$0.0012", "$1,234.57")

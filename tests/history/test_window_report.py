@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 import killick
-from killick.contracts.prices import Prices
 from killick.history.window_report import Windows, grouped, windows
 from killick.log import boundaries
 from killick.testing import scripted
@@ -44,14 +43,7 @@ def test_a_run_without_a_window_is_told_as_well(kd: killick.Client, provider: st
     assert found.sent == found.without == sum(call.sent for call in found.calls)
     assert sum(fills(found).values()) == found.at.sent == found.largest.sent
     assert set(fills(found)) == {"system", "schemas", "files", "results", "user", "assistant"}
-    waste = {each.kind: each for each in found.waste}
-    assert waste["unused"].names == ("session_deploy",)
-    assert waste["unused"].tokens % len(found.calls) == 0
-    assert waste["stale"].tokens > 0
-    assert waste["duplicate"].tokens > 0
     assert (found.evictions, found.faults, found.pins, found.left) == ((), (), (), 0)
-    assert found.money.spent_micros == found.money.without_micros
-    assert found.money.spent_micros
 
 
 @pytest.mark.gate(1)
@@ -63,9 +55,6 @@ def test_what_left_and_came_back_is_told_with_what_it_saved(kd: killick.Client, 
     assert max(call.sent for call in found.calls) == found.largest.sent <= 4_000
     assert found.without > 1.5 * found.sent
     assert fills(found)["left"] > 0
-    assert found.money.spent_micros is not None
-    assert found.money.without_micros is not None
-    assert found.money.spent_micros < found.money.without_micros
     assert found.left > 5
     assert sum(call.evicted for call in found.calls) == sum(len(each.pages) for each in found.evictions)
     assert sum(call.faulted for call in found.calls) == len(found.faults)
@@ -73,9 +62,6 @@ def test_what_left_and_came_back_is_told_with_what_it_saved(kd: killick.Client, 
     first = found.evictions[0]
     assert first.pages[0].what
     assert found.calls[first.call - 1].step == first.step
-    out = {page.page for page in found.pages if page.is_out}
-    assert out
-    assert not out & {page.page for page in found.pages if not page.is_out}
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -147,7 +133,10 @@ def test_conversations_of_branches_are_told_apart(kd: killick.Client) -> None:
     kd.run(branches, id="r")
     found = seen(kd)
     assert len(found.calls) == 8
-    assert {waste.kind: waste.tokens for waste in found.waste} == {"unused": 0, "stale": 0, "duplicate": 0}
+    for branch in ("1.1.", "1.2."):
+        sizes = [call.sent for call in found.calls if call.step.startswith(branch)]
+        assert len(sizes) == 4
+        assert sizes == sorted(sizes)
 
 
 def test_what_left_a_branch_is_told_with_its_own_calls(kd: killick.Client) -> None:
@@ -197,47 +186,6 @@ def test_erased_messages_are_not_told_and_spoil_nothing(kd: killick.Client) -> N
     kd.runtime.log.erase(opened, at=1, reason="asked for", seqs=(step.intended,))
     found = seen(kd)
     assert [call.step for call in found.calls] == [call.step for call in with_all.calls if call.step != second]
-
-
-def test_a_model_without_a_price_is_named(kd: killick.Client) -> None:
-    kd.run(coder, {"provider": "openai", "calls": 3, "model": "homebrew-1"}, id="r")
-    money = seen(kd).money
-    assert (money.spent_micros, money.without_micros, money.unpriced) == (None, None, ("homebrew-1",))
-    prices = Prices({"homebrew-*": {"input": 1, "output": 0}})
-    found = seen(kd, prices=prices)
-    assert found.money.spent_micros == sum(call.counted or 0 for call in found.calls)
-
-
-def test_prices_of_the_runs_own_contract_count(kd: killick.Client) -> None:
-    contract = killick.Contract("cheap", [], prices={"homebrew-*": {"input": 2, "output": 0}})
-
-    @killick.agent(name="windows_contract", contract=contract)
-    async def priced(run: killick.Run) -> None:
-        model = scripted("Yes.", provider="openai", usage=(1_000, 5))
-        await run.model(model, messages=[{"role": "user", "content": "Sure?"}], model="homebrew-1")
-
-    kd.run(priced, id="r")
-    assert (seen(kd).money.spent_micros, seen(kd).money.without_micros) == (2_000, 2_000)
-
-
-def test_money_is_by_what_the_provider_counted_and_its_cache(kd: killick.Client) -> None:
-    usage = iter([(1_000, 0), (1_500, 1_000)])
-
-    def model(messages: Any, model: str) -> dict[str, Any]:
-        read, cached = next(usage)
-        used = {"input_tokens": read - cached, "cache_read_input_tokens": cached, "output_tokens": 10}
-        said = [{"type": "text", "text": "Yes."}]
-        return {"type": "message", "role": "assistant", "model": model, "content": said, "usage": used}
-
-    @killick.agent(name="windows_cached")
-    async def cached(run: killick.Run) -> None:
-        for number in (1, 2):
-            await run.model(model, messages=[{"role": "user", "content": "word " * 100 * number}], model="m")
-
-    kd.run(cached, id="r")
-    found = seen(kd, prices=Prices({"m": {"input": 10, "cached": 1, "output": 100}}))
-    assert (found.counted, found.cached) == (2_500, 1_000)
-    assert found.money.spent_micros == found.money.without_micros == (1_500 * 10) + 1_000 + 20 * 100
 
 
 def test_tokens_are_counted_as_asked(kd: killick.Client) -> None:

@@ -81,7 +81,6 @@ def test_it_is_what_the_command_line_tells(kd: killick.Client) -> None:
         assert doc["report"][name] == getattr(found, name), name
     assert (doc["calls"], doc["batches"], doc["faulted"]) == (60, len(found.evictions), len(found.faults))
     assert doc["report"]["at"]["step"] == found.at.step
-    assert doc["report"]["money"]["spent_micros"] == found.money.spent_micros
     assert sum(point["evicted"] for point in doc["points"]) == doc["evicted"]
     assert [each["seq"] for each in doc["report"]["evictions"]] == [each.seq for each in reversed(found.evictions)]
     assert {each["kind"]: each["tokens"] for each in doc["report"]["fills"]} == {
@@ -117,10 +116,8 @@ def test_it_is_a_tab_of_the_run(kd: killick.Client) -> None:
 
 
 def test_a_run_without_a_window_says_how_to_hold_one_and_one_without_models_that(kd: killick.Client) -> None:
-    kd.run(coder, {"provider": "openai", "calls": 3, "model": "homebrew-1"}, id="r")
-    text = page(kd, "/runs/r/window")
-    assert "no window was used;" in text
-    assert "no price is known for homebrew-1" in text
+    kd.run(coder, {"provider": "openai", "calls": 3}, id="r")
+    assert "no window was used;" in page(kd, "/runs/r/window")
     kd.run(without_models, id="n")
     assert "No model was called" in page(kd, "/runs/n/window")
     assert api(kd, "/runs/n/window")["calls"] == 0

@@ -70,48 +70,12 @@ def test_every_token_of_a_request_is_of_one_kind(shape: Shape) -> None:
     filled = one(messages, tools, "Be careful.")
     whole = sum(size_of(each, estimate) for each in (*messages, *tools)) + estimate("Be careful.")
     assert filled.tokens == sum(filled.kinds.values()) == whole
-    assert (filled.without, filled.stale, filled.duplicate) == (whole, 0, 0)
+    assert filled.without == whole
     found = {kind: filled.counts[kind] for kind in filled.counts if filled.counts[kind]}
     assert found == {
         "system": 1, "schemas": 3, "files": 1, "results": 1, "documents": 2, "user": 1, "assistant": 3,
     }  # fmt: skip
     assert filled.kinds["files"] > filled.kinds["results"] > filled.kinds["user"] > 0
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_read_is_stale_once_a_later_one_says_something_else(shape: Shape) -> None:
-    chance = random.Random(2)
-    old, new = words(chance, 200), words(chance, 220)
-    read = {"path": "a.py"}
-    messages = [USER, *called(shape, 1, "read_file", read, old)]
-    assert one(messages).stale == 0
-    messages += called(shape, 2, "read_file", {"path": "b.py"}, new)
-    assert one(messages).stale == 0
-    messages += called(shape, 3, "read_file", read, new + " more")
-    assert one(messages).stale >= estimate(old)
-
-
-def test_a_read_is_stale_once_its_file_was_written() -> None:
-    chance = random.Random(3)
-    old = words(chance, 200)
-    messages = [USER, *called("openai", 1, "read_file", {"path": "a.py"}, old)]
-    messages += called("openai", 2, "edit_file", {"path": "a.py", "text": "x"}, "done, and the file was saved")
-    before = one(messages)
-    assert before.stale >= estimate(old)
-    messages += called("openai", 3, "read_file", {"path": "a.py"}, old + " x")
-    assert one(messages).stale == before.stale
-
-
-def test_what_stands_in_a_request_twice_is_a_duplicate_once() -> None:
-    text = words(random.Random(4), 200)
-    messages = [USER]
-    for number in range(3):
-        messages += called("anthropic", number, "read_file", {"path": "a.py"}, text)
-    filled = one(messages)
-    assert 2 * estimate(text) <= filled.duplicate <= 2 * estimate(text) + 60
-    assert filled.stale == 0
-    messages += [m for number in range(3, 9) for m in called("anthropic", number, "run_tests", {"n": number}, "ok")]
-    assert one(messages).duplicate == filled.duplicate  # what is that small is no waste
 
 
 @pytest.mark.gate(3)
@@ -168,17 +132,6 @@ def test_sent_and_without_are_what_the_window_says(shape: Shape, budget: int) ->
         messages += called(shape, number, "read_file", {"path": path}, files[path])
     assert left > 4
     assert filled.counts["left"] > 0
-
-
-def test_a_page_knows_how_old_it_is_and_when_it_was_last_spoken_of() -> None:
-    chance = random.Random(6)
-    messages = [USER, *called("openai", 1, "read_file", {"path": "a.py"}, words(chance, 100))]
-    messages += called("openai", 2, "read_file", {"path": "b.py"}, words(chance, 100))
-    messages += called("openai", 3, "edit_file", {"path": "a.py"}, "done")
-    filling = UsageTracker()
-    filling.fill(messages)
-    found = {seen.piece.path: (seen.turn, seen.used) for seen in filling.pieces() if seen.piece.kind == "files"}
-    assert found == {"a.py": (1, 3), "b.py": (2, 2)}
 
 
 @pytest.mark.parametrize(

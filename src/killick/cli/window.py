@@ -1,4 +1,4 @@
-"""The display of `show --window`: the window's contents, waste, evictions, faults, and cost."""
+"""The display of `show --window`: the window's contents, evictions and faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from killick.cli.exit_codes import CommandFailed
 from killick.history.phrasing import counted
 from killick.history.window_report import Windows, grouped, windows
 from killick.log.boundaries import RunMoment
-from killick.presenting.windows import KINDS, NOT_HELD, WASTES, dollars, happened, share, unpriced
+from killick.presenting.windows import KINDS, NOT_HELD, happened, share
 
 LINES_MAX: Final = 24
 """The calls of a longer run are grouped, unless every line is asked for."""
@@ -36,7 +36,7 @@ def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, f
         )
     shell.emit(found)
     width = shell.out.width
-    for part in (_fills(found), _wasted(found), _sums(found), _paging(found)):
+    for part in (_fills(found), _sums(found), _paging(found)):
         for lead, body in part:
             shell.row(lead, body)
         shell.print("")
@@ -75,17 +75,6 @@ def _fills(found: Windows) -> Iterator[Line]:
         yield lead, Text(_bar(fill.tokens, at.sent), style=_COLOURS.get(fill.kind, "green"))
 
 
-def _wasted(found: Windows) -> Iterator[Line]:
-    wasted = sum(each.tokens for each in found.waste)
-    yield _line("wasted", f"{wasted:,} tokens over the whole run, {share(wasted, found.sent)} of the sent tokens")
-    for each in sorted(found.waste, key=lambda waste: -waste.tokens):
-        if each.tokens:
-            name, why = WASTES[each.kind]
-            names = f": {', '.join(each.names)}" if each.names else ""
-            lead = Text(f"  {name:<21}{each.tokens:>12,}{share(each.tokens, found.sent):>6}  ")
-            yield lead, Text(why + names, style="dim")
-
-
 def _sums(found: Windows) -> Iterator[Line]:
     text = f"{found.sent:,} tokens in {counted(len(found.calls), 'call')}"
     if found.counted:
@@ -95,23 +84,8 @@ def _sums(found: Windows) -> Iterator[Line]:
     if found.without > found.sent:
         saved = Text(f"{found.without:,} tokens without the window: ")
         yield _line("instead", saved.append(f"{share(found.without - found.sent, found.without)} fewer", "bold green"))
-    yield _line("money", _money(found))
     largest = found.largest
     yield _line("largest", f"{largest.sent:,} tokens, call {largest.number} (step {largest.step})")
-
-
-def _money(found: Windows) -> Text:
-    money = found.money
-    unknown = unpriced(money.unpriced)
-    if money.spent_micros is None or money.without_micros is None:
-        return Text(f"not known: there is no price for {unknown}", style="dim")
-    text = Text(dollars(money.spent_micros))
-    if money.without_micros != money.spent_micros:
-        more = money.without_micros - money.spent_micros
-        text.append(f" instead of {dollars(money.without_micros)}: ")
-        text.append(f"{share(abs(more), money.without_micros)} {'less' if more > 0 else 'more'}",
-                    "bold green" if more > 0 else "bold red")  # fmt: skip
-    return text.append(f", without the calls of {unknown}, without a price" if unknown else "", style="dim")
 
 
 def _paging(found: Windows) -> Iterator[Line]:
@@ -162,21 +136,18 @@ def _calls(found: Windows, most_lines: int) -> Table:
 
 
 def _details(found: Windows, width: int) -> Iterator[Table]:
-    """The evictions, the faults, and every page, if there are any."""
+    """The evictions and the faults, if there are any."""
     gone = [(each.call, page) for each in found.evictions for page in each.pages]
     parts: tuple[tuple[tuple[str, ...], list[tuple[str, ...]]], ...] = (
         (("EVICTED", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"),
          [(f"call {call}", page.page, page.kind, f"{page.tokens:>7,}", page.why, page.what) for call, page in gone]),
         (("BACK AFTER", "PAGE", "HOW", " TOKENS", "WHAT"),
          [(f"call {each.call}", each.page, each.how, f"{each.tokens:>7,}", each.what) for each in found.faults]),
-        (("PAGE", "KIND", " TOKENS", "AGE", "IDLE", "", "WHAT"),
-         [(each.page, each.kind, f"{each.tokens:>7,}", f"{each.age:>4}", f"{each.idle:>4}",
-           "out" if each.is_out else "in", each.what) for each in found.pages]),
     )  # fmt: skip
     for heads, rows in parts:
         table = paint.table(heads)
         for row in rows:
-            table.add_row(*row[:-1], paint.brief(row[-1], width - 58), style="dim" if "out" in row else None)
+            table.add_row(*row[:-1], paint.brief(row[-1], width - 58))
         if rows:
             yield table
 

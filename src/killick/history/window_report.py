@@ -1,4 +1,4 @@
-"""Reports on a run's model requests: their composition, waste, evictions, faults and cost.
+"""Reports on a run's model requests: their composition, and what a window evicted and brought back.
 
 Reads any run with model calls, windowed or not; its cost is that of the new content of each call. Tokens are consistent
 estimates, so that they are comparable; the provider's counts are listed too.
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
-from killick.contracts.prices import Prices
 from killick.log.boundaries import RunMoment
 from killick.log.log import Log
 from killick.model import event_codec, page_events
@@ -25,15 +24,13 @@ from killick.model.fold import Fold, timeline
 from killick.store.records import Row
 from killick.window.messages import is_list, is_map
 from killick.window.pages import Tokens, estimate
-from killick.window.usage import KINDS, OWN_TOOLS, EvictedPart, Kind, RequestUsage, UsageTracker, request_of
+from killick.window.usage import KINDS, EvictedPart, Kind, RequestUsage, UsageTracker, request_of
 
 WINDOWS_VERSION: Final = 1
 """The version of the JSON form, which docs/file-formats.md describes."""
 
 _AT_ONCE: Final = 256
 """The number of calls whose values are fetched together."""
-
-_NAMES_MAX: Final = 12
 
 _DECISIVE: Final = tuple(
     b'{"kind":"%s"' % str(kind.__struct_config__.tag).encode()
@@ -52,15 +49,6 @@ class WindowShare(_Part, frozen=True):
     kind: Kind
     tokens: int
     pieces: int
-
-
-class Waste(_Part, frozen=True):
-    """Wasted tokens over the whole run: schemas of never called tools, outdated reads, and duplicates. `names` are the
-    tools, the largest first."""
-
-    kind: Literal["unused", "stale", "duplicate"]
-    tokens: int
-    names: tuple[str, ...] = ()
 
 
 class ModelCall(_Part, frozen=True):
@@ -124,27 +112,6 @@ class Pin(_Decision, frozen=True):
     what: str
 
 
-class WindowPage(_Part, frozen=True):
-    """A page of the displayed request: `age` and `idle` are turns since its arrival and since its last mention."""
-
-    page: str
-    kind: str
-    what: str
-    tokens: int
-    age: int
-    idle: int
-    is_out: bool
-
-
-class WindowCost(_Part, frozen=True):
-    """The calls' cost in millionths of a US dollar, and the cost without evictions, with the provider's cache. None
-    without a known price; `unpriced` lists those models."""
-
-    spent_micros: int | None
-    without_micros: int | None
-    unpriced: tuple[str, ...]
-
-
 class Windows(_Part, frozen=True):
     """The model requests of a run. `at` is the displayed call: the last one."""
 
@@ -153,15 +120,12 @@ class Windows(_Part, frozen=True):
     at: ModelCall
     messages: int
     fills: tuple[WindowShare, ...]
-    pages: tuple[WindowPage, ...]
     budget: int | None
     sent: int
     without: int
     counted: int
     cached: int
     largest: ModelCall
-    waste: tuple[Waste, ...]
-    money: WindowCost
     evictions: tuple[Eviction, ...]
     faults: tuple[Fault, ...]
     pins: tuple[Pin, ...]
@@ -181,14 +145,7 @@ def grouped(calls: Sequence[ModelCall], columns: int) -> list[Sequence[ModelCall
     return [calls[start:end] for start, end in pairwise(edges)]
 
 
-def windows(
-    log: Log,
-    run: str,
-    place: RunMoment | None = None,
-    *,
-    prices: Prices | None = None,
-    tokens: Tokens = estimate,
-) -> Windows | None:
+def windows(log: Log, run: str, place: RunMoment | None = None, *, tokens: Tokens = estimate) -> Windows | None:
     """Reports on a run's model requests, at its head or at a position; None if it called no model."""
     at = log.head(run).seq if place is None else place.seq
     keep = place.keep if place is not None else ()
@@ -196,21 +153,7 @@ def windows(
     fold = log.state(run, None if place is None else at, keep=keep).fold
     reading = _ReportBuilder(log, run, rows, fold, tokens)
     reading.read()
-    return reading.document(prices or Prices()) if reading.lines else None
-
-
-class _Line(msgspec.Struct):
-    """A call while it is processed."""
-
-    step: Step
-    scope: str
-    """The branch of its conversation."""
-    usage: e.Usage
-    model: str
-    filled: RequestUsage
-    described: Mapping[str, int]
-    evicted: int = 0
-    faulted: int = 0
+    return reading.document() if reading.calls else None
 
 
 class _ReportBuilder:
@@ -220,15 +163,14 @@ class _ReportBuilder:
         self._run, self._rows, self._tokens = run, rows, tokens
         steps = [fold.steps[index] for index in fold.trace]
         self._steps = [step for step in steps if step.sort == "model" and (step.edited or step.intended) in rows]
-        self._called = {step.name for step in steps if step.sort == "tool"}
         self._sharing = SharedReader(log.store.pieces)
         self._fillings: dict[str, UsageTracker] = {}
+        self._filled: RequestUsage | None = None
         self._scopes = {step.id.rpartition(".")[0] for step in self._steps}
         self._latest: dict[str, int] = {}
         """For each branch, the number of its last call, and the evictions before its next one."""
         self._waiting: dict[str, list[int]] = {}
-        self._last = UsageTracker(tokens)
-        self.lines: list[_Line] = []
+        self.calls: list[ModelCall] = []
         self.budget: int | None = None
         self.evictions: list[Eviction] = []
         self.faults: list[Fault] = []
@@ -271,7 +213,8 @@ class _ReportBuilder:
             case page_events.PageFaulted(page=page, how=how, tokens=tokens):
                 self.faults.append(Fault(**where, call=before, page=page, how=how, tokens=tokens, what=source))
                 if before:
-                    self.lines[before - 1].faulted += 1
+                    call = self.calls[before - 1]
+                    self.calls[before - 1] = replace(call, faulted=call.faulted + 1)
             case page_events.PagePinned(page=page, until=until, because=why):
                 self.pins.append(Pin(**where, call=before, page=page, until=until, because=why, what=source))
             case page_events.PageEvicted(because=because, tokens=tokens):
@@ -280,7 +223,7 @@ class _ReportBuilder:
                 self._waiting.setdefault(scope, []).append(len(self.evictions))
                 self.evictions.append(Eviction(**where, call=before + 1, because=because, tokens=tokens, pages=gone))
                 left = self._filling(scope).left
-                left |= {each.page: EvictedPart(each.page, each.kind, each.what, each.tokens) for each in gone}
+                left |= {each.page: EvictedPart(each.page, each.kind, each.tokens) for each in gone}
 
     def _scope(self, step: str) -> str:
         """Returns the branch of a decision's conversation: parallel tool calls are answered in separate branches."""
@@ -308,17 +251,20 @@ class _ReportBuilder:
         if (request := request_of(arguments)) is None:
             return
         scope = step.id.rpartition(".")[0]
-        filling = self._last = self._filling(scope)
         usage, named = self._usage(step), arguments.get("model")
         model = usage.model or (named if isinstance(named, str) else "")
-        filled = filling.fill(*request)
-        described = {schema.name: schema.tokens for schema in filling.schemas(request[1])}
-        line = _Line(step, scope, usage, model, filled, described)
-        self.lines.append(line)
-        number = self._latest[scope] = len(self.lines)
+        filled = self._filled = self._filling(scope).fill(*request)
+        number = self._latest[scope] = len(self.calls) + 1
+        evicted = 0
         for at in self._waiting.pop(scope, ()):
             self.evictions[at] = replace(self.evictions[at], call=number)
-            line.evicted += len(self.evictions[at].pages)
+            evicted += len(self.evictions[at].pages)
+        self.calls.append(
+            ModelCall(
+                number=number, step=step.id, at_us=step.at, model=model, sent=filled.tokens, without=filled.without,
+                counted=usage.tokens_in or None, cached=usage.tokens_cached, evicted=evicted,
+            )
+        )  # fmt: skip
 
     def _usage(self, step: Step) -> e.Usage:
         row = self._rows.get(step.output)
@@ -327,83 +273,22 @@ class _ReportBuilder:
 
     # the report -------------------------------------------------------------------------------------
 
-    def document(self, prices: Prices) -> Windows:
-        filled = self.lines[-1].filled
+    def document(self) -> Windows:
+        filled, calls = self._filled, tuple(self.calls)
+        assert filled is not None
         fills = (WindowShare(kind=kind, tokens=filled.kinds[kind], pieces=filled.counts[kind]) for kind in KINDS)
-        calls = tuple(_sent(number, line) for number, line in enumerate(self.lines, 1))
         batches = [each for each in self.evictions if each.because in ("pays", "budget")]
         wanted = [fault.page for fault in self.faults if fault.how in ("recalled", "repeated", "reread")]
         wanted = [page for page in wanted if not page.startswith("tool:")]
         return Windows(
             version=WINDOWS_VERSION, run=self._run, at=calls[-1], messages=filled.messages, budget=self.budget,
-            fills=tuple(fill for fill in fills if fill.pieces), pages=tuple(self._pages()),
+            fills=tuple(fill for fill in fills if fill.pieces), largest=max(calls, key=lambda call: call.sent),
             sent=sum(call.sent for call in calls), without=sum(call.without for call in calls),
             counted=sum(call.counted or 0 for call in calls), cached=sum(call.cached for call in calls),
-            largest=max(calls, key=lambda call: call.sent), waste=self._waste(), money=self._money(prices),
             evictions=tuple(self.evictions), faults=tuple(self.faults), pins=tuple(self.pins),
             left=len({gone.page for each in batches for gone in each.pages}), wanted=len(wanted),
             thrashed=tuple(page for page, times in Counter(wanted).items() if times > 1), calls=calls,
         )  # fmt: skip
-
-    def _waste(self) -> tuple[Waste, ...]:
-        called = self._called.union(*(filling.called for filling in self._fillings.values())) | OWN_TOOLS
-        unused = Counter[str]()
-        for line in self.lines:
-            unused.update({name: tokens for name, tokens in line.described.items() if name not in called})
-        names = tuple(name for name, _ in unused.most_common(_NAMES_MAX))
-        return (
-            Waste(kind="unused", tokens=unused.total(), names=names),
-            Waste(kind="stale", tokens=sum(line.filled.stale for line in self.lines)),
-            Waste(kind="duplicate", tokens=sum(line.filled.duplicate for line in self.lines)),
-        )
-
-    def _pages(self) -> Iterator[WindowPage]:
-        left, pieces = self._last.left, list(self._last.pieces())
-        now = pieces[-1].turn if pieces else 0
-        for _, _, turn, used, piece, _, _ in pieces:
-            gone = left.get(piece.handle) or left.get(piece.left or "") if piece.left else None
-            if piece.kind in _PAGES:
-                yield WindowPage(
-                    page=piece.handle, kind=gone.kind if gone else _PAGES[piece.kind], what=piece.source,
-                    tokens=gone.tokens if gone else piece.tokens, age=now - turn, idle=now - used,
-                    is_out=piece.left is not None,
-                )  # fmt: skip
-
-    def _money(self, prices: Prices) -> WindowCost:
-        caches = any(line.usage.tokens_cached for line in self.lines)
-        spent = without = 0
-        unpriced, sent_before = set[str](), dict[str, int]()
-        for line in self.lines:
-            price, usage = prices.of(line.model), line.usage
-            if price is None and not usage.cost_micros:
-                unpriced.add(line.model)
-                continue
-            read = usage.tokens_in or line.filled.tokens
-            whole = round(read * line.filled.without / line.filled.tokens) if line.filled.tokens else read
-            known = min(sent_before.get(line.scope, 0), whole) if caches else 0
-            sent_before[line.scope] = whole
-            # A contract may have its own prices: the recorded cost uses them.
-            asked = price.cost(replace(usage, tokens_in=read)) if price is not None else read
-            more = replace(usage, tokens_in=whole, tokens_cached=max(known, usage.tokens_cached))
-            paid = usage.cost_micros or asked
-            spent += paid
-            without += round((price.cost(more) if price is not None else whole) * paid / asked) if asked else paid
-        is_known = any(line.model not in unpriced for line in self.lines)
-        return WindowCost(
-            spent_micros=spent if is_known else None, without_micros=without if is_known else None,
-            unpriced=tuple(sorted(unpriced)),
-        )  # fmt: skip
-
-
-_PAGES: Final[Mapping[Kind, str]] = {"files": "file", "results": "result", "documents": "document", "left": "page"}
-
-
-def _sent(number: int, line: _Line) -> ModelCall:
-    return ModelCall(
-        number=number, step=line.step.id, at_us=line.step.at, model=line.model, sent=line.filled.tokens,
-        without=line.filled.without, counted=line.usage.tokens_in or None, cached=line.usage.tokens_cached,
-        evicted=line.evicted, faulted=line.faulted,
-    )  # fmt: skip
 
 
 def _tables(found: Any) -> Iterator[Mapping[str, Any]]:

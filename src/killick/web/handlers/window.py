@@ -1,4 +1,4 @@
-"""The window of a run: the requests to its models, waste, evictions and faults. Read-only."""
+"""The window of a run: the requests to its models, evictions and faults. Read-only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from killick.web.routes import Call, Nothing, RunAsked, get
 POINTS_MAX: Final = 160
 """How many points the drawing has at the most."""
 LISTED_MAX: Final = 100
-PAGES_MAX: Final = 200
 
 
 class WindowPoint(Document, frozen=True):
@@ -47,7 +46,7 @@ class RunWindow(Document, frozen=True):
 
 @get("/runs/{run}/window", page="_window.html")
 def window(call: Call[RunAsked, Nothing]) -> RunWindow:
-    """The requests to a run's models: their contents by kind, waste, evictions, faults and cost."""
+    """The requests to a run's models: their contents by kind, evictions and faults."""
     run = call.asked.run
     found = windows(call.client.runtime.log, run)
     if found is None:
@@ -57,7 +56,6 @@ def window(call: Call[RunAsked, Nothing]) -> RunWindow:
     latest = slice(None, -LISTED_MAX - 1, -1)
     report = replace(
         found, calls=(), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
-        pages=tuple(sorted(found.pages, key=lambda page: -page.tokens)[:PAGES_MAX]),
         evictions=found.evictions[latest], faults=found.faults[latest], pins=found.pins[latest],
     )  # fmt: skip
     return RunWindow(
@@ -86,7 +84,6 @@ def _bare(found: Windows) -> Windows:
     return replace(
         found, evictions=evictions, faults=tuple(replace(each, what=_tool(each.what)) for each in found.faults),
         pins=tuple(replace(each, what=_tool(each.what)) for each in found.pins),
-        pages=tuple(replace(each, what=_tool(each.what)) for each in found.pages),
     )  # fmt: skip
 
 
