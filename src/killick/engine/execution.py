@@ -29,7 +29,6 @@ from killick.engine.leases import Lease
 from killick.engine.replay import Record
 from killick.engine.signals import Interrupted, Signal, Stopped
 from killick.engine.steps import attempt as calls
-from killick.engine.steps.intention import Intent
 from killick.engine.steps.turns import InertSteps, Turns, end_with
 from killick.engine.waits.open_wait import InnerWaits, Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
@@ -37,7 +36,6 @@ from killick.fork_safety import cached_property
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.model.facts import Step
 from killick.store.records import Message, UniqueRight
 from killick.workspace.workspace import Workspace
 
@@ -127,20 +125,8 @@ class Scope:
     running: int = 0
 
 
-class FileUser(Protocol):
-    """A step whose tool may touch the workspace."""
-
-    step: e.StepId
-    branch: Branch
-    intent: Intent
-    past: Step | None
-    is_open: bool
-    started: int
-    began_us: int
-
-
 class RunFiles(Protocol):
-    """The workspace of a run, as steps and the executor use it."""
+    """The workspace of a run, as steps and the executor use it. `a` is a step whose tool may touch it."""
 
     workspace: Workspace
 
@@ -148,8 +134,8 @@ class RunFiles(Protocol):
     def path(self) -> Path: ...
     async def opened(self) -> None: ...
     def begin(self) -> object: ...
-    def around(self, a: FileUser) -> AbstractAsyncContextManager[None]: ...
-    async def failed(self, a: FileUser) -> None: ...
+    def around(self, a: Any) -> AbstractAsyncContextManager[None]: ...
+    async def failed(self, a: Any) -> None: ...
     def ended(self) -> None: ...
     async def settle(self) -> None: ...
     async def revert(self, step: e.StepId, started: int, ended: int) -> int: ...

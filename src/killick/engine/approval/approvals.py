@@ -385,7 +385,7 @@ def _after(before: CallAnswer | None, record: Record, seq: int, event: e.Event) 
     """The answer after an approval or an edit that is on record; None for any other event."""
     if isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
         data = record.data(seq)
-        return after_edit(before, event.by, data.get("comment"), pairs_of(data))
+        return after_edit(before, event.by, data.get("comment"), data.get("changed") or {})
     if isinstance(event, e.WaitClosed) and kind_of(data := record.data(seq)) == "approve":
         return after_approval(before, event.by, data.get("comment"))
     return None
@@ -407,12 +407,6 @@ def kind_of(data: Mapping[str, Any]) -> str | None:
     """The kind of answer that ended a wait; None if no person ended it."""
     answer: Any = data.get("answer")
     return answer.get("kind") if isinstance(answer, dict) else None  # pyright: ignore
-
-
-def pairs_of(data: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """By argument, its old and its new value."""
-    changed: dict[str, Any] = data.get("changed") or {}
-    return {name: (old, new) for name, (old, new) in changed.items()}
 
 
 def replayed(ex: Execution, branch: Branch, past: Step) -> None:

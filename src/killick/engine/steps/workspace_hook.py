@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from killick.definitions.policy import Effect
-from killick.engine.execution import Execution, FileUser
+from killick.engine.execution import Execution
 from killick.engine.signals import Interrupted
+from killick.engine.steps.step_state import StepState
 from killick.engine.steps.workspace_folders import owner_of
 from killick.errors import KillickError, NotDone, WorkspaceRefused
 from killick.log.writer import Entry
@@ -189,7 +190,7 @@ class Files:
     # around a tool ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def around(self, a: FileUser) -> AsyncGenerator[None]:
+    async def around(self, a: StepState) -> AsyncGenerator[None]:
         """While a tool is applied. One that changes the workspace has it for itself, from its before on."""
         effect = a.intent.effect
         if effect == "reads":
@@ -207,7 +208,7 @@ class Files:
             self._is_exclusive, self._running = False, self._running - 1
             self._moved.set()
 
-    async def _ready(self, a: FileUser) -> None:
+    async def _ready(self, a: StepState) -> None:
         ex = self.ex
         try:
             if a.intent.effect != "workspace":
@@ -222,7 +223,7 @@ class Files:
         except OSError as error:
             raise ex.interrupted(WorkspaceRefused(str(self.path), str(error))) from error
 
-    def _last_attempt(self, a: FileUser) -> tuple[int, int, str | None]:
+    def _last_attempt(self, a: StepState) -> tuple[int, int, str | None]:
         """Where it started, when, and who made it: we, or a process before."""
         record = self.ex.record
         if a.started:
@@ -232,7 +233,7 @@ class Files:
         event: e.Started = record.event(seq)
         return seq, event.at, record.holder_of(event.epoch)
 
-    def _is_back(self, a: FileUser) -> bool:
+    def _is_back(self, a: StepState) -> bool:
         """Whether the files were restored since the last attempt: later changes of other processes stay."""
         return a.step in self._back_since or (not a.started and a.past is not None and self._went_back(a.past))
 
@@ -241,7 +242,7 @@ class Files:
         restores = self.ex.record.of(step.id, e.WorkspaceRestored)
         return bool(step.attempts) and any(seq > step.attempts[-1].started for seq, _ in restores)
 
-    async def failed(self, a: FileUser) -> None:
+    async def failed(self, a: StepState) -> None:
         """An attempt failed and will be repeated: restore the files before any other tool runs."""
         await self._back(a.step, a.started, a.began_us, self.ex.engine.holder)
 

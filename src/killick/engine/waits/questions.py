@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NoReturn, cast
@@ -193,10 +193,10 @@ async def ask(
     def fits(kind: str, value: Any) -> Any:
         return convert(value, returns, at="answer")
 
-    identity, wording = identity_and_wording(shown)
     question = Question(
-        waits_for="answer", name="ask", identity=identity, wording=wording, to=asked.to,
-        deadline=deadline_us(ex.now_us(), asked.timeout), shown=shown, fits=None if returns is Any else fits,
+        waits_for="answer", name="ask", identity=[verbs, _form(shown.get("schema"))],
+        wording=[prompt, shown.get("options")], to=asked.to, deadline=deadline_us(ex.now_us(), asked.timeout),
+        shown=shown, fits=None if returns is Any else fits,
         need=asked.need, may=named(people, asked.to), skippable=default is not MISSING,
         rounds=tuple(Escalation(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
     )  # fmt: skip
@@ -210,11 +210,6 @@ async def ask(
     if returns is not Any and closed.answer["kind"] in ("edit", "respond"):
         value = convert(value, returns, at="answer")
     return Answer(kind=closed.answer["kind"], value=value, by=closed.by, comment=closed.comment)
-
-
-def identity_and_wording(shown: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The fields of a question on which code and record must agree, and those that may change."""
-    return [shown["verbs"], _form(shown.get("schema"))], [shown["prompt"], shown.get("options")]
 
 
 def _form(schema: Any) -> Any:
