@@ -624,6 +624,30 @@ def test_a_code_s_own_timeout_around_a_step_replays_the_same(processes: Processe
     assert seen == ["timeout", "timeout"]
 
 
+def test_a_backoff_that_the_code_gives_up_is_on_record_and_replays_the_same(disk: Any) -> None:
+    seen: list[str] = []
+
+    @killick.tool(effect="idempotent", name="is_flaky", retry=killick.Retry(attempts=9, first=3600, max=3600))
+    async def is_flaky() -> None:
+        seen.append("called")
+        raise ConnectionError("flaky")
+
+    @killick.agent(name="gives_a_backoff_up")
+    async def agent(run: killick.Run) -> None:
+        try:
+            async with asyncio.timeout(0.05):
+                await run.call(is_flaky)
+        except TimeoutError:
+            seen.append("timeout")
+        await run.ask("well?")
+
+    park(disk.kd, agent)
+    assert disk.kd.state("r").fold.step("1").status == "cancelled"
+    disk.kd.answer("r", "approve")
+    disk.process().run(agent, id="r")
+    assert seen == ["called", "timeout", "timeout"]
+
+
 # forks --------------------------------------------------------------------------------------------
 
 

@@ -64,8 +64,11 @@ async def concluded(execution: StepExecution, outcome: Coroutine[Any, Any, Any])
     ex, intent = execution.ex, execution.intent
     try:
         return await outcome
-    except Stopped:
-        execution.stopped()
+    except (Stopped, asyncio.CancelledError) as error:
+        if not isinstance(error, Stopped):
+            await ex.raise_if_closing()
+        if isinstance(error, Stopped) or not ex.is_outside:
+            execution.given_up()
         raise
     except Intervened as done:
         return restored(intent, await overridden(ex, intent.name, done), None, execution.step)

@@ -230,9 +230,11 @@ class StepExecution(StepState):
         ex.context.see(seq)
         return value
 
-    def stopped(self) -> None:
-        """A sibling ended while this step waited for its next attempt: it makes none any more."""
-        if not self.unwritten and self.ex.signal is None and self.step in self.ex.log.fold.facts.pending:
+    def given_up(self) -> None:
+        """A sibling ended, or the code gave up, while this step waited for its next attempt: it makes none any more."""
+        is_known = not self.is_open or self.intent.effect in SAFE
+        is_noted = self.step in self.ex.log.fold.facts.pending and not self.branch.over_at
+        if is_known and is_noted and not self.unwritten and self.ex.signal is None:
             self.ex.write_behind(self.ex.step_ended(self.step, "cancelled"))
 
     async def _refuse_consumed(self) -> None:
