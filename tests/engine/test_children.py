@@ -648,6 +648,65 @@ def test_a_backoff_that_the_code_gives_up_is_on_record_and_replays_the_same(disk
     assert seen == ["called", "timeout", "timeout"]
 
 
+COMPUTES, BROKEN = asyncio.Event(), asyncio.Event()
+BETWEEN_STEPS: dict[str, Any] = {
+    "at": lambda run: run.at("late"),
+    "note": lambda run: run.note("late"),
+    "now": lambda run: run.now(),
+    "patched": lambda run: run.patched("late"),
+    "plan": lambda run: run.plan(["late"]),
+    "random": lambda run: run.random(),
+    "remarks": lambda run: run.remarks(),
+    "update": lambda run: run.update(late=True),
+    "uuid": lambda run: run.uuid(),
+}
+
+
+@killick.tool(effect="reads", name="children_fail", retry=killick.Retry(attempts=1))
+async def fail() -> None:
+    raise LookupError("broken")
+
+
+@killick.agent(name="is_stopped_between_steps")
+async def is_stopped_between_steps(run: killick.Run, kind: str) -> str:
+    async def breaks() -> None:
+        await COMPUTES.wait()
+        try:
+            await run.call(fail)
+        finally:
+            BROKEN.set()
+
+    async def within() -> None:
+        await run.call(do, "first")
+        COMPUTES.set()
+        await BROKEN.wait()  # in the first life: until it is stopped; in later ones it does not wait
+        noted = BETWEEN_STEPS[kind](run)
+        if kind not in ("now", "patched", "random", "uuid"):
+            await noted
+
+    try:
+        await run.gather(run.gather(within()), breaks())
+    except killick.StepFailed:
+        await run.call(do, dict(run.context))
+    answer = await run.ask("well?")
+    return answer.kind
+
+
+@pytest.mark.parametrize("kind", BETWEEN_STEPS)
+def test_a_branch_that_was_stopped_notes_nothing_once_its_gather_is_over_on_record(world: Any, kind: str) -> None:
+    COMPUTES.clear()
+    BROKEN.clear()
+    world.kd.start(is_stopped_between_steps, kind, id="r")
+    world.kd.say("r", "hurry up")
+    world.kd.advance("r")
+    lives = [[each.event for each in world.kd.events("r") if not isinstance(each.event, e.RunTaken)]]
+    for _ in range(2):
+        with pytest.raises(killick.RunWaiting):
+            world.process().run(is_stopped_between_steps, kind, id="r")
+        lives.append([each.event for each in world.kd.events("r") if not isinstance(each.event, e.RunTaken)])
+    assert lives[1:] == [lives[0]] * 2
+
+
 # forks --------------------------------------------------------------------------------------------
 
 

@@ -34,12 +34,16 @@ async def recorded_step(
 
 async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: object) -> None:
     """Code may not ask for a step that the record passed over, unless a sibling's end kept it from that step."""
-    if ex.record.has_more(branch.path, branch.count):
+    await refuse_after_end(ex, branch)
+    if branch.over_at or branch.replaying:
         diverge(ex, step, "nothing here, and continues after it", str(found))
-    if branch.over_at:
+
+
+async def refuse_after_end(ex: Execution, branch: Branch) -> None:
+    """Where the record of a branch ends and its gather is over, a sibling may have stopped it: wait for that."""
+    if branch.over_at and not branch.replaying:
         await ex.await_turn(branch.over_at - 0.5, computed=True)
         ex.refuse(branch)
-        diverge(ex, step, "nothing here, and continues after it", str(found))
 
 
 def _compare(ex: Execution, past: Step, asked: RequestedStep, found: Any) -> None:
@@ -118,6 +122,6 @@ async def replay_outcome(ex: Execution, branch: Branch, past: Step) -> None:
 
 def refuse_stopped(ex: Execution, branch: Branch, step: e.StepId) -> None:
     """A branch that was stopped begins nothing: a step of it that is on record already ends with that."""
-    if branch.stopped is not None and ex.signal is None:
+    if branch.stopped is not None and ex.signal is None and not branch.over_at:
         ex.write_behind(ex.step_ended(step, "cancelled"))
     ex.refuse(branch)

@@ -111,7 +111,12 @@ class Branch:
     @property
     def over_at(self) -> int:
         """The seq at which the gather of this branch ended on record; 0 where it did not."""
-        return 0 if self.scope is None else self.scope.over_at or self.scope.branch.over_at
+        return 0 if self.scope is None else self.scope.over_at
+
+    @property
+    def may_be_stopped(self) -> bool:
+        """Whether its record ends here, and the end of its gather on record may have stopped it here."""
+        return self.scope is not None and self.scope.has_stopped and not self.replaying
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +126,9 @@ class Scope:
     step: str
     branch: Branch
     over_at: int
+    """The seq at which it, or a gather around it, ended on record; 0 where neither did."""
+    has_stopped: bool = False
+    """Whether that end may have stopped branches."""
     branches: list[Branch] = field(default_factory=list[Branch])
     running: int = 0
 

@@ -95,18 +95,19 @@ async def _side_by_side(
         await ex.await_turn()
         intended = e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)
         ex.write_behind(Entry(intended, {"arguments": {"branches": len(branches)}}))
-    over_at = past.ended if past is not None and past.status in OVER else 0
-    race = _Race(step, branch, over_at, wanted=wanted)
+    race = _Race(step, branch, branch.over_at, branch.scope is not None and branch.scope.has_stopped, wanted=wanted)
+    if past is not None and past.status in OVER:
+        race.over_at = past.ended
+        race.has_stopped = race.has_stopped or past.status != "done" or name == "first"
+        race.winner = ex.record.data(past.output).get("winner") if past.output else None
     if gone := ex.record.branches_beyond(step, len(branches)):
         diverge(ex, step, f"steps in branch {gone}", f"{name} of {len(branches)} branches")
     race.branches = [Branch(ex, f"{step}.{index + 1}", race, stopped=branch.stopped) for index in range(len(branches))]
-    if over_at and past is not None and past.output:
-        race.winner = ex.record.data(past.output).get("winner")
     futures = await _start(ex, race, branches, past.intended if past is not None else ex.log.seq)
     try:
         await _all(ex, futures)
     except asyncio.CancelledError:
-        if ex.signal is None and not over_at:
+        if ex.signal is None and not race.over_at:
             ex.write_behind(ex.step_ended(step, "cancelled"))
         raise
     finally:
@@ -114,12 +115,12 @@ async def _side_by_side(
     if ex.signal is not None:
         raise ex.signal
     if branch.stopped is not None and not race.is_decided:
-        if not over_at:
+        if not race.over_at:
             ex.write_behind(ex.step_ended(step, "cancelled"))
         raise branch.stopped
-    if over_at:
-        await ex.await_turn(over_at)
-        ex.see(over_at)
+    if race.over_at:
+        await ex.await_turn(race.over_at)
+        ex.see(race.over_at)
     else:
         won = {"winner": next(iter(race.outcomes))} if name == "first" and not race.errors else {}
         await ex.recorded(ex.write_behind(ex.step_ended(step, "failed" if race.errors else "returned", **won)))

@@ -10,7 +10,7 @@ from uuid import UUID
 from killick.contracts.policy_input import UPDATE
 from killick.engine.approval.contracts_in_force import judge_change
 from killick.engine.approval.verdicts import failed, rejection, stop_looping
-from killick.engine.divergence import note_drift, recorded_step, replay_outcome
+from killick.engine.divergence import note_drift, recorded_step, refuse_after_end, replay_outcome
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import RequestedStep
 from killick.engine.waits.questions import EPOCH
@@ -48,20 +48,21 @@ def _as(like: Any, value: Any) -> Any:
 
 
 async def plan(ex: Execution, branch: Branch, stages: tuple[str, ...]) -> None:
-    _noted(ex, branch, "plan.made", Entry(e.PlanMade(at=ex.now_us(), stages=stages, step=branch.position)))
+    await _noted(ex, branch, "plan.made", Entry(e.PlanMade(at=ex.now_us(), stages=stages, step=branch.position)))
 
 
 async def at(ex: Execution, branch: Branch, stage: str) -> None:
-    _noted(ex, branch, "plan.reached", Entry(e.PlanReached(at=ex.now_us(), stage=stage, step=branch.position)))
+    await _noted(ex, branch, "plan.reached", Entry(e.PlanReached(at=ex.now_us(), stage=stage, step=branch.position)))
 
 
 async def note(ex: Execution, branch: Branch, note: Any) -> None:
-    _noted(ex, branch, "note.made", Entry(e.NoteMade(at=ex.now_us(), step=branch.position), {"note": note}))
+    await _noted(ex, branch, "note.made", Entry(e.NoteMade(at=ex.now_us(), step=branch.position), {"note": note}))
 
 
-def _noted(ex: Execution, branch: Branch, kind: str, entry: Entry) -> None:
+async def _noted(ex: Execution, branch: Branch, kind: str, entry: Entry) -> None:
     """Something between two steps goes on record once."""
     if ex.record.take(branch.position, kind) is None:
+        await refuse_after_end(ex, branch)
         ex.write_behind(entry)
 
 
@@ -75,6 +76,7 @@ async def update(ex: Execution, branch: Branch, changes: Mapping[str, Any]) -> N
         ex.context.update(changes)
         ex.context.version = recorded.version
         return
+    await refuse_after_end(ex, branch)
     version = ex.log.fold.facts.context_version
     verdict = judge_change(ex.judge, through_codec(dict(changes)), (), by="agent", step=branch.position)
     if verdict is not None and verdict.ruling.ruling == "reject":
@@ -106,7 +108,8 @@ def _drawn(ex: Execution, branch: Branch, name: str, draw: Callable[[], Any]) ->
     if seq is not None:
         return ex.record.data(seq)["value"]
     value = draw()
-    ex.write_behind(Entry(e.FactDrawn(at=ex.now_us(), name=name, step=branch.position), {"value": value}))
+    if not branch.may_be_stopped:
+        ex.write_behind(Entry(e.FactDrawn(at=ex.now_us(), name=name, step=branch.position), {"value": value}))
     return value
 
 
@@ -129,14 +132,16 @@ def patched(ex: Execution, branch: Branch, name: str) -> bool:
     """The first answer counts for the whole run: code before and after must agree on which way it went.
 
     Each holder marks the place before it makes the next step. A mark of a holder that died before that step counts no
-    more once another holder's code, without this guard, made the step.
+    more once another holder's code, without this guard, made the step. A branch that was stopped here gave no answer.
     """
     known = ex.patches.get(name)
     if known is None:
         mark = None
         while (found := ex.record.take(branch.position, "fact.drawn", f"patched:{name}")) is not None:
             mark = found
-        if not ex.record.has_more(branch.path, branch.count):
+        if mark is None and branch.may_be_stopped:
+            return True
+        if not branch.replaying:
             ex.write_behind(Entry(e.FactDrawn(at=ex.now_us(), name=f"patched:{name}", step=branch.position)))
             known = True
         else:

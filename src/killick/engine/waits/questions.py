@@ -16,7 +16,7 @@ from killick.engine.approval.contracts_in_force import named
 from killick.engine.approval.verdicts import failed
 from killick.engine.control.inbox import SAID, body_of, message_taken, question_verbs
 from killick.engine.control.interventions import skip_failure
-from killick.engine.divergence import recorded_step, replay_outcome
+from killick.engine.divergence import recorded_step, refuse_after_end, replay_outcome
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.waits.open_wait import Closed, Escalation, Intervened, Waiter
@@ -101,7 +101,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     facts = ex.log.fold.facts
     wait = facts.waits.get(step) if past is not None else None
     if branch.stopped is not None:
-        if past is not None:
+        if past is not None and not branch.over_at:
             ex.write_behind(ex.wait_closed(step, "cancelled"))
         raise branch.stopped
     if wait is None:
@@ -252,8 +252,9 @@ async def remarks(ex: Execution, branch: Branch) -> list[Any]:
     said: list[Any] = []
     while (seq := ex.record.take(branch.position, "message.taken", SAID)) is not None:
         said.append(ex.record.data(seq)["body"])
-    if said or ex.record.has_more(branch.path, branch.count):
+    if said or branch.replaying:
         return said
+    await refuse_after_end(ex, branch)
     for message in ex.engine.log.store.inbox(ex.run_id, name=SAID):
         if message.number in ex.taken:
             continue
