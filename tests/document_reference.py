@@ -11,6 +11,7 @@ import msgspec
 
 from killick.cli.commands.inbox import CommandQuestion
 from killick.cli.commands.ps import ListedRun
+from killick.history.listing import RunSummary
 from killick.presenting import documents, runs
 from killick.presenting.encoder import schemas
 from killick.presenting.limits import LimitQueue
@@ -50,10 +51,10 @@ A webhook has the fields of an event, and `version`, `id` (its idempotency key),
 [Hooks](hooks.md). `GET /api/v1/openapi.json` has the schema of these and of the API's other documents.
 """
 
-_OURS: Final = ("killick.presenting", "killick.web", "killick.cli", "killick.model.events")
+_OURS: Final = ("killick.presenting", "killick.history", "killick.web", "killick.cli", "killick.model.events")
 
 _SHOWN: Final = (
-    runs.RunSummary, ListedRun, runs.Run, runs.RunTimeline, RunDetail, documents.Step,
+    RunSummary, ListedRun, runs.Run, runs.RunTimeline, RunDetail, documents.Step,
     runs.TimelineStep, StepDetail, documents.Moment, documents.Wait, documents.Question, CommandQuestion,
     documents.Event, documents.StepBoundary, Trigger, LimitQueue,
 )  # fmt: skip

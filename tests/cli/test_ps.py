@@ -303,7 +303,7 @@ def test_a_run_of_another_program_names_the_program_as_what_continues_it(tmp_pat
 
 
 def test_the_time_of_the_next_try_comes_before_the_crash() -> None:
-    about = ps.About(kind="crash", text="crashed: its process died once", at_us=1_000_000)
+    about = ps.RunReason(kind="crash", text="crashed: its process died once", at_us=1_000_000)
     assert re.fullmatch(r"again at \d\d:\d\d:\d\d; crashed: its process died once", ps.about_text(about))
 
 

@@ -13,7 +13,7 @@ import killick
 from killick.client.client import Client
 from killick.clock import ManualClock
 from killick.history import listing
-from killick.history.listing import About, Line, Listing
+from killick.history.listing import Listing, RunReason, RunSummary
 from killick.log import Entry
 from killick.model import events as e
 from killick.store.records import ASKS, RunQuery
@@ -73,7 +73,7 @@ def begin(kd: Client, what: str, **options: Any) -> None:
     kd.advance(what)
 
 
-def line_of(kd: Client, run: str, *, whole: bool = True) -> Line:
+def line_of(kd: Client, run: str, *, whole: bool = True) -> RunSummary:
     row = kd.runtime.store.index(run)
     assert row is not None
     [line] = Listing(kd.runtime.log, whole=whole).lines([row], kd.runtime.clock.now_us())
@@ -85,7 +85,7 @@ def test_a_line_says_where_a_run_is_and_whom_it_asks(kd: Client, clock: ManualCl
     line = line_of(kd, "ada")
     assert (line.stage, line.stage_number, line.stages, line.where) == ("ask", 2, 3, "ask 2/3")
     assert (line.status, line.step, line.priority, line.tags) == ("waiting", "2", 5, ("vip",))
-    assert line.about == (About(kind="person", text="managers: Pay ada?"),)
+    assert line.about == (RunReason(kind="person", text="managers: Pay ada?"),)
     assert line.since_us == clock.now_us()
     assert not line.due
 
@@ -109,7 +109,7 @@ def test_what_a_run_waits_for_or_what_went_wrong_is_told_with_its_kind(
 def test_times_are_left_to_whoever_shows_them(kd: Client, clock: ManualClock) -> None:
     begin(kd, "sleep")
     begin(kd, "away")
-    assert line_of(kd, "sleep").about == (About(kind="time", text="", at_us=clock.now_us() + 7_200_000_000),)
+    assert line_of(kd, "sleep").about == (RunReason(kind="time", text="", at_us=clock.now_us() + 7_200_000_000),)
     [backoff] = line_of(kd, "away").about
     assert (backoff.kind, backoff.text) == ("backoff", "attempt 2 of line_look")
     assert backoff.at_us is not None
@@ -122,7 +122,7 @@ def test_a_child_names_its_parent_and_a_fork_what_it_left(kd: Client) -> None:
     kd.advance("child/2")
     kd.fork("child", at="1:after", id="other")
     assert line_of(kd, "child/2").parent == "child"
-    assert line_of(kd, "child/2").about[0] == About(kind="message", text="message paper")
+    assert line_of(kd, "child/2").about[0] == RunReason(kind="message", text="message paper")
     assert line_of(kd, "other").forked_from == "child"
 
 
@@ -244,7 +244,7 @@ def test_what_is_kept_has_an_end_and_any_thread_may_ask(kd: Client, monkeypatch:
         kd.start(agent, f"p{number}", id=f"p{number}")
     lines = Listing(kd.runtime.log, whole=True)
     rows = kd.runtime.store.runs(RunQuery())
-    found: list[list[Line]] = []
+    found: list[list[RunSummary]] = []
     threads = [threading.Thread(target=lambda: found.append(lines.lines(rows, 0))) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -16,6 +16,7 @@ import document_reference as reference
 import killick
 from claims import call, move_in, open_office
 from killick.clock import microseconds, timestamp
+from killick.history.listing import RunSummary
 from killick.presenting import documents, runs
 from killick.presenting.encoder import json_name
 from killick.web.app import asgi
@@ -101,7 +102,7 @@ def test_a_run_of_a_listing_is_the_same_document_on_the_command_line_and_over_ht
     listed, given_ = printed(capsys, "ps"), given(api, "/runs")["runs"]
     assert [each["id"] for each in listed] == [each["id"] for each in given_]
     for one, other in zip(listed, given_, strict=True):
-        alike(runs.RunSummary, one, other)
+        alike(RunSummary, one, other)
 
 
 def test_a_wait_is_the_same_document_in_the_inbox_in_its_run_and_over_http(api: TestClient, capsys: Capture) -> None:

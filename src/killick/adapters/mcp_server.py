@@ -27,7 +27,7 @@ from killick.history.timeline import timeline
 from killick.presenting.documents import Question, open_wait
 from killick.presenting.encoder import document
 from killick.presenting.explain import why
-from killick.presenting.runs import run_summary, run_timeline
+from killick.presenting.runs import run_timeline
 from killick.store.records import RunQuery
 
 CHARS_MAX: Final = 200_000
@@ -89,7 +89,7 @@ class _Operator:
         """List runs, newest first. status: running, waiting, paused, failed, completed, cancelled, abandoned."""
         query = RunQuery(status=tuple(filter(None, status.split(","))), agent=agent or None)
         rows = listing.selected(self._log.store, query, limit=limit)
-        return [run_summary(line) for line in listing.Listing(self._log, whole=True).lines(rows, self._now())]
+        return listing.Listing(self._log, whole=True).lines(rows, self._now())
 
     def show(self, run: str, step: str = "") -> Any:
         """Show a run with every step: arguments, attempts, results, errors, waits. With step, that step alone."""

@@ -52,19 +52,19 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """A wait or a failure of a run. `at_us` is its deadline."""
+class RunReason(msgspec.Struct, frozen=True, kw_only=True):
+    """The reason for a wait, or the failure. `at` is the end of the wait."""
 
     kind: Kind
     text: str
     at_us: int | None = None
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in a line. `stage` is the `stage_number`-th of `stages`; `attempts` are those of its current step.
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True, rename={"run": "id", "about": "reasons"}):
+    """A run in one line. `stage` is number `stage_number` of `stages`; `entered` lists the stages reached, from 0.
 
-    Details from the log of an idle run (steps, build, ancestors) are present only if it was read; `seq` is the length
-    of its log then, or 0.
+    `attempts` are those of its current step. `seq` is 0 if the log was not read; then only the index fields are set.
+    `cursor` continues a listing after it. `hosted`: external code makes the run's calls, and no worker continues it.
     """
 
     run: str
@@ -75,7 +75,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     started_at_us: int
     changed_at_us: int
     ended_at_us: int | None = None
-    number: int
+    cursor: str
     seq: int = 0
     stage: str | None = None
     stage_number: int | None = None
@@ -84,7 +84,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     step: str | None = None
     step_name: str | None = None
     attempts: int = 0
-    about: tuple[About, ...] = ()
+    about: tuple[RunReason, ...] = ()
     since_us: int | None = None
     due: bool = False
     worker: str | None = None
@@ -92,7 +92,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
     forked_from: str | None = None
     hosted: bool = False
-    """Whether external code makes the run's calls: no worker continues it."""
 
     @property
     def where(self) -> str:
@@ -109,9 +108,9 @@ class Listing:
     def __init__(self, log: Log, *, whole: bool = False) -> None:
         self._log = log
         self._whole = whole
-        self._kept: Lru[str, tuple[tuple[int, str, int], Line]] = Lru(KEPT_MAX)
+        self._kept: Lru[str, tuple[tuple[int, str, int], RunSummary]] = Lru(KEPT_MAX)
 
-    def lines(self, rows: Sequence[RunRow], now_us: int) -> list[Line]:
+    def lines(self, rows: Sequence[RunRow], now_us: int) -> list[RunSummary]:
         """Returns the lines of a listing's runs, without those removed meanwhile."""
         store = self._log.store
         standings = store.statuses([row.run for row in rows])
@@ -123,7 +122,7 @@ class Listing:
 
         return [self._line(row, standings[row.run], is_abandoned, now_us) for row in rows if row.run in standings]
 
-    def _line(self, row: RunRow, standing: RunStatus, is_abandoned: Callable[[Head], bool], now_us: int) -> Line:
+    def _line(self, row: RunRow, standing: RunStatus, is_abandoned: Callable[[Head], bool], now_us: int) -> RunSummary:
         is_read = self._whole or row.status not in _STILL or CRASHING in row.tags
         seq, status = standing.head.seq if is_read else 0, row.status
         if standing.quarantined is not None:
@@ -139,14 +138,14 @@ class Listing:
 
     # reading ----------------------------------------------------------------------------------
 
-    def _read(self, row: RunRow, seq: int, status: str, broken: str | None) -> Line:
-        line = Line(
+    def _read(self, row: RunRow, seq: int, status: str, broken: str | None) -> RunSummary:
+        line = RunSummary(
             run=row.run, agent=row.agent, status=status, priority=row.priority, tags=shown_tags(row.tags), seq=seq,
-            started_at_us=row.started_at_us, changed_at_us=row.changed_at_us, number=row.number,
+            started_at_us=row.started_at_us, changed_at_us=row.changed_at_us, cursor=str(row.number),
         )  # fmt: skip
         if status == "broken":
             text = KEY_DESTROYED if broken == KEY_DESTROYED else "its event log fails verification"
-            return replace(line, about=(About(kind="record", text=text),))
+            return replace(line, about=(RunReason(kind="record", text=text),))
         try:
             if not self._whole and row.status == "failed":
                 step, about = self._failed(row.run, seq, None)
@@ -157,9 +156,9 @@ class Listing:
         except KillickError as error:
             # One unreadable log must not hide the other runs.
             text = cut(f"cannot be read: {error}", CHARS_MAX)
-            return replace(line, status="broken", about=(About(kind="record", text=text),))
+            return replace(line, status="broken", about=(RunReason(kind="record", text=text),))
 
-    def _standing(self, line: Line, row: RunRow) -> Line:
+    def _standing(self, line: RunSummary, row: RunRow) -> RunSummary:
         state, status = self._log.state(line.run, line.seq), row.status
         facts = state.fold.facts
         step, about = self._failed(line.run, line.seq, state.fold) if status == "failed" else (facts.current, ())
@@ -184,13 +183,13 @@ class Listing:
             return line
         about = tuple(islice(self._about(state, row), ABOUT_MAX + 1))
         if len(about) > ABOUT_MAX:
-            about = (*about[:-1], About(kind="more", text=f"and {len(facts.waits) - ABOUT_MAX + 1} more"))
+            about = (*about[:-1], RunReason(kind="more", text=f"and {len(facts.waits) - ABOUT_MAX + 1} more"))
         if line.status == "abandoned":
-            about = (About(kind="worker", text="its process died"), *about)
+            about = (RunReason(kind="worker", text="its process died"), *about)
         since = min((wait.at for wait in facts.waits.values()), default=None)
         return replace(line, about=about, since_us=since, changed_at_us=self._log.event(line.run, state.seq).at)
 
-    def _about(self, state: State, row: RunRow) -> Iterator[About]:
+    def _about(self, state: State, row: RunRow) -> Iterator[RunReason]:
         """Returns a run's waits. One that was answered says so."""
         facts = state.fold.facts
         answered = dict(self._answered(state) if row.delivered else ())
@@ -198,34 +197,34 @@ class Listing:
         if facts.crashes is not None and not facts.ended and (facts.crashes.quarantined or not asks):
             yield crash(self._log, state.run, facts.crashes)
         if facts.crashes is not None and facts.crashes.quarantined:
-            yield About(kind="person", text="a person to resume or cancel it")
+            yield RunReason(kind="person", text="a person to resume or cancel it")
         elif facts.status == "code_mismatch":
             data = self._data(state.run, facts.mend)
             mismatch = f"fixed code: the log has {data.get('recorded')}, and the code has {data.get('found')}"
-            yield About(kind="code", text=cut(mismatch, CHARS_MAX))
+            yield RunReason(kind="code", text=cut(mismatch, CHARS_MAX))
             yield from answered.values()
             return  # no answer helps until then
         elif facts.paused or facts.mend:
             because = ", because its record was repaired" if facts.mend else self._pause_reason(state)
-            yield About(kind="person", text=f"a person to resume it{because}")
+            yield RunReason(kind="person", text=f"a person to resume it{because}")
         for wait in facts.waits.values():
             yield answered.get(wait.step) or self._waits(state.run, wait)
         if state.status == "waiting" and facts.hosted and not facts.waits:
-            yield About(kind="program", text=IDLE)
+            yield RunReason(kind="program", text=IDLE)
         for index in facts.pending.values():
             step = state.fold.steps[index]
             if step.status == "delayed" and step.queued:
                 names = ", ".join(map(limit_of, step.queued))
-                yield About(kind="backoff", text=f"another call under limit {names} to end")
+                yield RunReason(kind="backoff", text=f"another call under limit {names} to end")
             elif step.status == "delayed" and step.delayed_until is not None:
                 text = f"attempt {len(step.attempts) + 1} of {step.name}"
-                yield About(kind="backoff", text=text, at_us=step.delayed_until)
+                yield RunReason(kind="backoff", text=text, at_us=step.delayed_until)
 
-    def _answered(self, state: State) -> Iterator[tuple[str, About]]:
+    def _answered(self, state: State) -> Iterator[tuple[str, RunReason]]:
         """Returns the steps whose questions have an answer that the run has not taken."""
         for step, wait in state.fold.facts.waits.items():
             if (found := pending_answer(self._log, state.run, wait)) is not None:
-                yield step, About(kind="answered", text=found.text(state))
+                yield step, RunReason(kind="answered", text=found.text(state))
 
     def _pause_reason(self, state: State) -> str:
         """Returns the recorded reason of a pause, if one of the last events has it."""
@@ -234,22 +233,22 @@ class Listing:
         because = self._data(state.run, seq).get("because") if seq else None
         return f" ({because})" if because else ""
 
-    def _waits(self, run: str, wait: Wait) -> About:
+    def _waits(self, run: str, wait: Wait) -> RunReason:
         match wait.waits_for:
             case "time":
-                return About(kind="time", text="", at_us=wait.deadline or 0)
+                return RunReason(kind="time", text="", at_us=wait.deadline or 0)
             case "event":
-                return About(kind="message", text=f"message {wait.name}")
+                return RunReason(kind="message", text=f"message {wait.name}")
             case "child":
-                return About(kind="child", text=wait.name)
+                return RunReason(kind="child", text=wait.name)
             case _:
                 data = self._data(run, wait.opened)
                 asked, prompt = asked_of_intention(wait.waits_for, data.get("intention")), data.get("prompt")
                 asked = asked or (prompt if isinstance(prompt, str) and prompt else wait.name)
                 kind: Kind = "doubt" if wait.waits_for == "settlement" else "person"
-                return About(kind=kind, text=cut(f"{', '.join(wait.to)}: {asked}" if wait.to else asked, CHARS_MAX))
+                return RunReason(kind=kind, text=cut(f"{', '.join(wait.to)}: {asked}" if wait.to else asked, CHARS_MAX))
 
-    def _failed(self, run: str, seq: int, fold: Fold | None) -> tuple[str | None, tuple[About, ...]]:
+    def _failed(self, run: str, seq: int, fold: Fold | None) -> tuple[str | None, tuple[RunReason, ...]]:
         """Returns where and how a run failed; from its last event, if that says so."""
         event = self._log.event(run, seq)
         if not isinstance(event, e.RunFailed):
@@ -261,15 +260,15 @@ class Listing:
         failure = convert(found, Failure, at="failure")
         while failure.type.endswith((".StepFailed", ".ChildFailed")) and failure.cause is not None:
             failure = failure.cause
-        return step, (About(kind="failure", text=cut(short(failure), CHARS_MAX)),)
+        return step, (RunReason(kind="failure", text=cut(short(failure), CHARS_MAX)),)
 
-    def _result(self, run: str, seq: int) -> tuple[About, ...]:
+    def _result(self, run: str, seq: int) -> tuple[RunReason, ...]:
         """Returns a run's result; from its last event, unless more was recorded since, such as a fork."""
         if not isinstance(self._log.event(run, seq), e.RunCompleted):
             seq = self._log.state(run).fold.facts.ended
         result = self._data(run, seq).get("result")
         text = result if isinstance(result, str) else inline(result)
-        return (About(kind="result", text=cut(text, CHARS_MAX)),) if result is not None else ()
+        return (RunReason(kind="result", text=cut(text, CHARS_MAX)),) if result is not None else ()
 
     def _data(self, run: str, seq: int) -> Mapping[str, Any]:
         with contextlib.suppress(ValueErased):
@@ -277,11 +276,11 @@ class Listing:
         return {}
 
 
-def crash(log: Log, run: str, crashes: Crashes) -> About:
+def crash(log: Log, run: str, crashes: Crashes) -> RunReason:
     """Describes a run's crashes: how many consecutive ones, where, and when a worker retries."""
     last = log.event(run, crashes.last)
     text = crash_summary(crashes, last if isinstance(last, e.LeaseLapsed) else None)
-    return About(kind="crash", text=text, at_us=None if crashes.quarantined else crashes.until)
+    return RunReason(kind="crash", text=text, at_us=None if crashes.quarantined else crashes.until)
 
 
 def _holders(store: Store, *, lives: bool) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Runs as documents: a run of a listing, a run, and a run with its whole timeline; and where it is, in words."""
+"""Runs as documents: a run, and a run with its whole timeline; and where it is, in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from killick.engine import views
 from killick.history import timeline_parts as parts
-from killick.history.listing import Line
 from killick.history.timeline import Timeline
 from killick.model import events as e
 from killick.presenting.documents import (
@@ -24,51 +23,6 @@ from killick.presenting.documents import (
     step_fields,
 )
 from killick.store.records import KEY_DESTROYED, shown_tags
-
-
-class RunReason(Document, frozen=True):
-    """The reason for a wait, or the failure. `at` is the end of the wait."""
-
-    kind: str
-    text: str
-    at_us: int | None
-
-
-class RunSummary(Document, frozen=True):
-    """A run in one line. `stage` is number `stage_number` of `stages`; `entered` lists the stages reached, from 0.
-
-    `seq` is 0 if the log was not read; then only the index fields are set. `cursor` continues a listing after it.
-    """
-
-    id: str
-    agent: str
-    status: str
-    priority: int
-    tags: tuple[str, ...]
-    started_at_us: int
-    changed_at_us: int
-    ended_at_us: int | None
-    since_us: int | None
-    cursor: str
-    seq: int
-    stage: str | None
-    stage_number: int | None
-    stages: int
-    entered: tuple[int, ...]
-    step: str | None
-    step_name: str | None
-    attempts: int
-    reasons: tuple[RunReason, ...]
-    due: bool
-    worker: str | None
-    build: str | None
-    parent: str | None
-    forked_from: str | None
-
-
-def run_summary(line: Line) -> RunSummary:
-    """A run of a listing."""
-    return RunSummary.of(line, id=line.run, cursor=str(line.number), reasons=tuple(map(RunReason.of, line.about)))
 
 
 class RunFailure(Document, frozen=True):

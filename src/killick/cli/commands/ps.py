@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import click
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from rich.text import Text
 
 from killick.cli import style
 from killick.cli.context import HOSTED, Shell, agent_option, command, limit_option, since_option, tag_option
 from killick.cli.exit_codes import CommandFailed
 from killick.history import listing
-from killick.history.listing import About, Line
+from killick.history.listing import RunReason, RunSummary
 from killick.presenting.limits import LimitQueue, limit_queues
-from killick.presenting.runs import RunSummary, revived, run_summary
+from killick.presenting.runs import revived
 from killick.store.records import ENDED, KEY_DESTROYED, RunQuery, RunRow
 
 STATUSES: Final = (*listing.STATUSES, "broken")
@@ -27,13 +27,13 @@ STATUSES: Final = (*listing.STATUSES, "broken")
 class Seen(NamedTuple):
     """One row of the table. `about` is the run's wait or its failure; `next` is a command to type."""
 
-    line: Line
+    line: RunSummary
     about: str
     next: str | None = None
 
     @property
     def document(self) -> ListedRun:
-        return ListedRun.of(run_summary(self.line), next=None if self.next == HOSTED else self.next)
+        return ListedRun(**asdict(self.line), next=None if self.next == HOSTED else self.next)
 
 
 class ListedRun(RunSummary, frozen=True, kw_only=True):
@@ -134,7 +134,7 @@ class Listing:
         self._unreadable = [run for run in broken if self.shell.store.quarantined(run) is None]
         return [each for each in found if not self.query.status or each.line.status in self.query.status]
 
-    def _seen(self, line: Line) -> Seen:
+    def _seen(self, line: RunSummary) -> Seen:
         about = "; ".join(text for text in map(about_text, line.about) if text)
         if line.status == "broken" and about != KEY_DESTROYED:
             about = f"{about}; {self.shell.typed('store', 'verify', line.run)}"
@@ -180,13 +180,13 @@ class Listing:
         return Text(f"no run matches{f'; there are {existing}' if existing else ''}", style="dim")
 
 
-def _is_stuck(line: Line) -> bool:
+def _is_stuck(line: RunSummary) -> bool:
     """Whether a person has to resume it."""
     quarantined = any(about.kind == "crash" and about.at_us is None for about in line.about)
     return quarantined or line.status in ("abandoned", "code_mismatch", "paused", "failed")
 
 
-def about_text(about: About) -> str:
+def about_text(about: RunReason) -> str:
     """A run's wait, in the terminal's time zone."""
     match about.kind:
         case "worker":

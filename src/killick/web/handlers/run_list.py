@@ -11,9 +11,8 @@ from typing import Annotated, Any, Final, Literal, Self
 import msgspec
 from msgspec.structs import replace
 
-from killick.history.listing import STATUSES, Line, counted, selected
+from killick.history.listing import STATUSES, RunSummary, counted, selected
 from killick.presenting.needs import Needs
-from killick.presenting.runs import RunSummary, run_summary
 from killick.store.records import OWN_AGENTS, RunQuery
 from killick.web.problems import Problem
 from killick.web.routes import Call, get
@@ -93,16 +92,16 @@ def runs(call: Call[RunsAsked, Any]) -> RunList:
     found = counted(store, query)
     known = found if query == RunQuery() else None
     return RunList(
-        runs=tuple(map(run_summary, lines)), counts=StatusCounts.of(found), next=following,
+        runs=tuple(lines), counts=StatusCounts.of(found), next=following,
         agents=tuple(store.agents()),
         needs=call.context.questions.needs(person.name, known, may_answer=person.may("operator")),
     )  # fmt: skip
 
 
-def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str | None]:
+def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[RunSummary], str | None]:
     """The lines of a page, and the cursor of the next. No index has the waits of a run: they are read from its log,
     of `LOOK_MAX` runs a page."""
-    asked, found = call.asked, list[Line]()
+    asked, found = call.asked, list[RunSummary]()
     status = asked.status or (("waiting",) if asked.waits_for is not None else ())
     before, looked = None if asked.cursor is None else int(asked.cursor), 0
     while True:
