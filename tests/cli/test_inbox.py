@@ -294,7 +294,7 @@ def test_what_was_passed_on_says_from_whom(refund: Path, capsys: Capture) -> Non
     assert re.fullmatch(r"  asked of directors \(dan, dora\) .*, escalated from managers", lines[2]), lines
     assert call(capsys, "answer", "r1", "approve", "--by", "mia").code == 2
     shown = call(capsys, "show", "r1").out
-    assert "asked of directors (dan, dora), 0 of 2 approved, escalated from managers" in shown
+    assert "escalated from managers\n          0 of 2 approved; until" in shown
     assert "asked managers by rule large sums: no answer in time" in shown
 
 

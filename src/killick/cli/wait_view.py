@@ -46,63 +46,70 @@ def _commands(wait: Wait) -> list[tuple[str, ...]]:
 def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
     """A wait: its question, its addressees, its deadline, and the command that answers it."""
     width = (shell.err if err else shell.out).width
-    shell.print(*wait_lines(shell, wait, width), *_command_lines(shell, wait, width), err=err)
+    moves = (Text("  ").append_text(line) for line in move_lines(shell, wait, width - 2))
+    shell.print(*wait_lines(shell, wait, width), *moves, err=err)
 
 
 def wait_lines(shell: Shell, wait: Wait, width: int) -> Iterator[Text]:
-    """A wait: its question, its addressees and its deadline."""
-    now = shell.clock.now_us()
-    return _approval(shell, wait, width, now) if wait.rule is not None else _question(wait, now)
+    """A wait: its question after its id, then its addressees and its deadline."""
+    lead = Text(f"{wait.id}  ", style="bold cyan")
+    lead.append("" if wait.prompt or wait.rule is not None else "waits ", style="not cyan")
+    yield from paint.wrapped(lead, question(wait), width)
+    for line in details(shell, wait):
+        yield from paint.wrapped(Text("  "), line, width)
 
 
-def _question(wait: Wait, now: int) -> Iterator[Text]:
+def question(wait: Wait) -> Text:
+    """The question of a wait; the call that is to be approved; or the event that it waits for."""
+    if wait.rule is not None:
+        return Text(argument_edits.call(wait.intention), style="bold")
     what = {"event": f"a message {wait.name!r}", "child": f"its child {wait.name}"}.get(wait.waits_for, wait.name)
-    yield Text.assemble((wait.id, "bold cyan"), (f"  {wait.prompt or f'waits for {what}'}", "bold"))
-    asked = f"asked of {', '.join(wait.to)}" if wait.to else "asked" if wait.verbs else "began"
-    about = Text().append(f"  {asked} {paint.ago(wait.since_us, now)}", style="dim")
-    if (until := _until(wait, now)) is not None:
-        about.append("; ", style="dim").append_text(until)
-    yield about
-    if (would := intended(wait)) is not None:
-        yield Text(f"  about {would}")
-    if (key := key_of(wait.intention)) is not None:
-        yield Text(f"  look for the idempotency key {key} where it would have happened")
+    return Text(wait.prompt or f"for {what}", style="bold")
 
 
-def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
-    """An approval request: the call, the reason, the approvers and the deadline, and the approvals so far."""
-    head = Text().append(wait.id, style="bold cyan").append("  ")
-    yield from paint.wrapped(head, Text(argument_edits.call(wait.intention), style="bold"), width)
-    rule = approvals.by_rule(wait.rule)
-    reason = Text(argument_edits.visible(wait.reason or f"{wait.run} wants to do this"))
-    reason.append(f" ({rule})" if rule else "", style="dim")
-    asked = Text(f"asked of {addressees(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
+def details(shell: Shell, wait: Wait) -> Iterator[Text]:
+    """Why a wait asks, who is asked since when and until when, and the approvals so far."""
+    now = shell.clock.now_us()
+    if wait.rule is not None:
+        rule = approvals.by_rule(wait.rule)
+        reason = Text(argument_edits.visible(wait.reason or f"{wait.run} wants to do this"))
+        yield reason.append(f" ({rule})" if rule else "", style="dim")
+        if wait.because is not None:
+            yield Text(f"the agent: {argument_edits.visible(str(wait.because))}")
+    who = addressees(wait.to, wait.may) if wait.rule is not None else ", ".join(wait.to)
+    asked = f"asked of {who}" if who else "asked" if wait.verbs else "began"
+    about = Text(f"{asked} {paint.ago(wait.since_us, now)}", style="dim")
     if wait.round:
-        asked.append(f", {approvals.passed_on(timeline(shell.log, wait.run).step(wait.step))}", style="dim")
-    voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
-    if until is not None:
-        voted.append("; " if voted else "", style="dim").append_text(until)
-    agent = Text(f"the agent: {argument_edits.visible(str(wait.because))}" if wait.because is not None else "")
-    for line in (reason, agent, asked, voted):
-        yield from paint.wrapped(Text("  "), line, width) if line else ()
+        about.append(f", {approvals.passed_on(timeline(shell.log, wait.run).step(wait.step))}")
+    agreed = (Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now))
+    ends = Text("; ", style="dim").join(filter(None, agreed))
+    if wait.rule is None:
+        about.append("; " if ends else "").append_text(ends)
+    yield about
+    if wait.rule is not None and ends:
+        yield ends
+    if wait.rule is None and (would := intended(wait)) is not None:
+        yield Text(f"about {would}")
+    if (key := key_of(wait.intention)) is not None:
+        yield Text(f"look for the idempotency key {key} where it would have happened")
 
 
-def _until(wait: Wait, now: int) -> Text | None:
+def _until(wait: Wait, now: int) -> Text:
     if wait.deadline_us is None:
-        return None
+        return Text()
     left = wait.deadline_us - now
     style = "bold red" if left <= 0 else "yellow" if left < 3_600_000_000 else "dim"
     return Text(f"until {paint.moment(wait.deadline_us)} ({paint.ago(wait.deadline_us, now)})", style=style)
 
 
-def _command_lines(shell: Shell, wait: Wait, width: int) -> list[Text]:
+def move_lines(shell: Shell, wait: Wait, width: int) -> list[Text]:
     """The first command on a line to copy, and the alternatives after or below it."""
     first, *others = _commands(wait) or [("store", "verify", wait.run)]
-    line = Text().append(f"  {shell.typed(*first)}", style="green")
+    line = Text().append(shell.typed(*first), style="green")
     also = Text(f"(or {_others(others)})", style="dim") if others else Text()
     if line.cell_len + also.cell_len + 2 <= width:
         return [line.append("  " * bool(others)).append_text(also)]
-    return [line, *paint.wrapped(Text("  "), also, width)]
+    return [line, *paint.wrapped(Text(), also, width)]
 
 
 def _others(commands: list[tuple[str, ...]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -17,25 +16,21 @@ from killick.cli import style
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.run_view import VALUE_CHARS, WHOLE, Following, Page
-from killick.cli.wait_view import commands
-from killick.client.inbox import addressees, agreement
+from killick.cli.wait_view import details, move_lines, question
 from killick.engine import views
-from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import VOTE
-from killick.engine.views import key_of
 from killick.history import listing, run_info
 from killick.history.phrasing import build_text, counted, process
 from killick.history.timeline import Timeline, timeline
-from killick.history.timeline_parts import Moment, Wait
+from killick.history.timeline_parts import Moment
 from killick.log import boundaries
 from killick.log.boundaries import RunMoment
 from killick.log.log import Log, Recorded
 from killick.model import events as e
-from killick.presenting import approvals, moments
+from killick.presenting import moments
 from killick.presenting.documents import boundary, event
 from killick.presenting.explain import why
 from killick.presenting.runs import run_timeline
-from killick.presenting.steps import asked_of
 from killick.store.protocol import is_held
 from killick.store.records import ENDED, KEY_DESTROYED, shown_tags
 
@@ -159,8 +154,7 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
         yield "crashed", [Text(f"{about.text.removeprefix('crashed: ')}{again}", style="red")]
     if tl.held_back is not None:
         yield "held", [style.text(moments.line(tl.held_back, page))]
-    answers = run_info.pending_answers(shell.log, tl.run) if live else {}
-    waits = [line for wait in tl.waits for line in _waits(shell, page, wait, answers.get(wait.step))]
+    waits = list(_waits(shell, tl.run, now) if live else map(page.waits_for, tl.waits))
     for step in tl.steps() if tl.ended_at is None else ():
         if step.status == "delayed" and step.delayed_until is not None:
             what = f"attempt {len(step.attempts) + 1} of step {step.number}, {step.name}"
@@ -189,46 +183,17 @@ def _where(tl: Timeline, now_us: int) -> list[str]:
     return [*place, f"{named}since {style.moment(since)} ({style.ago(since, now_us)})"]
 
 
-def _waits(shell: Shell, page: Page, wait: Wait, answer: str | None) -> Iterator[Text]:
-    """A wait: its question, its addressees, and its deadline; or its answer, if the run has not taken it yet."""
-    now, about = page.now_us, [f"since {style.moment(wait.opened_at)}"] if len(page.timeline.waits) > 1 else []
-    match wait.waits_for:
-        case "time":
-            yield Text(_until(wait.deadline or 0, now))
-        case "event":
-            yield Text("for a message ").append(wait.name, style="bold")
-        case "child":
-            yield Text("for ").append(wait.name, style="bold").append_text(_child(shell, wait.name))
-        case _ if answer is not None:
-            asked = asked_of(wait) if wait.rule is None else argument_edits.call(wait.intention)
-            yield Text(asked, style="bold").append(f": {answer}", style="not bold green")
-            return
-        case _ if wait.rule is not None:
-            yield from _approval(shell, page, wait)
-        case _:
-            yield Text(asked_of(wait), style="bold")
-            about += [f"asked of {', '.join(wait.to)}"] if wait.to else []
-            about += [f"look for the idempotency key {key}"] if (key := key_of(wait.intention)) else []
-    if wait.deadline is not None and wait.waits_for != "time":
-        default = f", then {style.brief(wait.default, 40)}" if wait.default is not None else ""
-        about.append(f"until {style.moment(wait.deadline)} ({style.ago(wait.deadline, now)}){default}")
-    if about:
-        yield Text(", ".join(about), style="dim")
-
-
-def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
-    """An approval request: the call, the reason, the approvers, and the approvals so far."""
-    yield Text(argument_edits.call(wait.intention, WHOLE if page.full else argument_edits.ARGUMENT_CHARS), style="bold")
-    rule = approvals.by_rule(wait.rule)
-    reason = wait.reason or f"{page.timeline.run} wants to do this"
-    yield Text(argument_edits.visible(reason)).append(f" ({rule})" if rule else "", style="dim")
-    voters = [vote.by for vote in wait.votes]
-    is_now = shell.log.head(page.timeline.run).seq == page.timeline.seq
-    for each in run_info.info(shell.log, page.timeline.run).waits if is_now else ():
-        voters = list(each.votes) if each.step == wait.step else voters
-    parts = [f"asked of {addressees(wait.to, wait.may)}", agreement(wait.need, voters)]
-    parts.append(approvals.passed_on(page.timeline.step(wait.step)) if wait.round else "")
-    yield Text(", ".join(filter(None, parts)), style="dim")
+def _waits(shell: Shell, run: str, now_us: int) -> Iterator[Text]:
+    """The open waits of a run: each with its answer, if the run has not taken it yet; else with who is asked."""
+    answers = run_info.pending_answers(shell.log, run)
+    for wait in run_info.info(shell.log, run).waits:
+        if wait.waits_for == "time":
+            yield Text(_until(wait.deadline_us or 0, now_us))
+        elif wait.step in answers:
+            yield question(wait).append(f": {answers[wait.step]}", style="not bold green")
+        else:
+            yield question(wait).append_text(_child(shell, wait.name) if wait.waits_for == "child" else Text())
+            yield from details(shell, wait)
 
 
 def _until(at_us: int, now_us: int) -> str:
@@ -265,16 +230,8 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
         return [Text.assemble((shell.continue_command(tl.run, tl.agent), "bold green"), (due, "dim"))]
     if status == "running":
         return [Text(shell.typed("show", tl.run, "--follow"), style="bold green")]
-    lines: list[Text] = []
-    for wait in _waits_below(shell.log, tl.run) if status == "waiting" else ():
-        first, *others = commands(shell, wait)
-        line, verb = Text.assemble((first, "bold green")), len(f"killick answer {shlex.quote(wait.id)} ")
-        ending = shell.typed().removeprefix("killick")
-        if others:
-            also = ", ".join(other[verb:].removesuffix(ending) for other in others)
-            line.append(f"  or {also}", style="dim")
-        lines.append(line)
-    return lines
+    waits = _waits_below(shell.log, tl.run) if status == "waiting" else ()
+    return [line for wait in waits for line in move_lines(shell, wait, shell.out.width - 10)]
 
 
 def _is_only_voted(shell: Shell, tl: Timeline, now_us: int) -> bool:
