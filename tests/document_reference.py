@@ -56,7 +56,7 @@ _OURS: Final = ("killick.presenting", "killick.history", "killick.web", "killick
 _SHOWN: Final = (
     RunSummary, ListedRun, runs.Run, runs.RunTimeline, RunDetail, documents.Step,
     runs.TimelineStep, StepDetail, documents.Moment, documents.Wait, documents.Question, CommandQuestion,
-    documents.Event, documents.StepBoundary, Trigger, LimitQueue,
+    documents.Event, Trigger, LimitQueue,
 )  # fmt: skip
 
 

@@ -97,11 +97,6 @@ async def many(run: killick.Run, n: int) -> str:
     return LONG
 
 
-@killick.agent(name="show_beside")
-async def beside(run: killick.Run, n: int) -> int:
-    return len(await run.gather(*(run.call(fetch, k) for k in range(n))))
-
-
 @killick.agent(name="show_patient")
 async def patient(run: killick.Run, name: str) -> Any:
     await run.sleep("30d")
@@ -448,24 +443,9 @@ def test_a_graph_is_data_for_programs(forked: str, show: Any) -> None:
     ]  # fmt: skip
 
 
-def test_history_has_every_step_of_the_current_timeline(forked: str, show: Any) -> None:
-    now = show(forked, "--history")
-    assert [line.split()[0] for line in now.splitlines()[1:]] == [f"{number}:before" for number in range(1, 6)]
-    for past in json.loads(show(forked, "--history", "--json")):
-        assert json.loads(show(forked, "--at", f"{past['step']}:before", "--state"))["seq"] == past["before"]
-
-
-def test_history_has_steps_inside_a_gather(store: Path, show: Any) -> None:
-    with killick.open(str(store)) as kd:
-        kd.run(beside, 2, id="beside_1")
-    told = [line.split() for line in show("beside_1", "--history").splitlines()[1:]]
-    assert sorted(row[0] for row in told) == ["1.1.1:before", "1.2.1:before", "1:before"]
-
-
-@pytest.mark.parametrize("other", ["--graph", "--history"])
-def test_a_drawing_and_the_history_are_of_all_time(forked: str, other: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", forked, other, "--at", "2:before"]) == 2
-    assert capsys.readouterr().err == f"killick: {other} and --at do not go together; choose one\n"
+def test_a_graph_is_of_all_time(forked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", forked, "--graph", "--at", "2:before"]) == 2
+    assert capsys.readouterr().err == "killick: --graph and --at do not go together; choose one\n"
 
 
 def test_a_fork_and_who_was_forked_say_so_on_their_pages(forked: str, store: Path, show: Any) -> None:
@@ -586,13 +566,6 @@ def test_log_is_every_event_on_a_line(show: Any, store: Path) -> None:
     events = [json.loads(line) for line in show("claim_17", "--log", "--json").splitlines()]
     assert [event["seq"] for event in events] == list(range(1, count + 1))
     assert events[0]["data"] == {"input": 17}
-
-
-def test_history_names_the_places(show: Any) -> None:
-    lines = show("claim_17", "--history").splitlines()
-    assert lines[0].split() == ["BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"]
-    assert lines[1].split()[:3] == ["1:before", "1:after", "show_fetch"]
-    assert json.loads(show("claim_17", "--history", "--json"))[0]["step"] == "1"
 
 
 def test_following_a_run_prints_what_is_committed_until_it_ends(

@@ -140,7 +140,7 @@ def test_words_of_a_person_are_kept_and_the_run_goes_on(kd: killick.Client) -> N
 
 COMMANDS = [
     "ps", "ps --json", "inbox", "inbox --json", "find failures", "find failures --json", "find text emoji",
-    "show fails", "show fails --json", "show fails --log", "show fails --state", "show fails --history",
+    "show fails", "show fails --json", "show fails --log", "show fails --state",
     "show fails --state --json", "show fails --log --json",
     "show calls", "show calls --json", "show calls --why 1", "show calls --graph", "show calls --why 1 --json",
     "show asks", "show asks --json", "show asks --state --json", "time diff fails calls",

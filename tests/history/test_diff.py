@@ -99,7 +99,9 @@ def told(found: Diff, width: int = 100) -> list[str]:
 
 
 def test_the_patch_between_any_two_boundaries_gives_the_second_state(kd: killick.Client) -> None:
-    places = [b.before for b in boundaries.history(kd.runtime.log, "r")] + [kd.runtime.log.head("r").seq]
+    log = kd.runtime.log
+    steps = log.state("r").fold.steps
+    places = [boundaries.at(log, "r", f"{step.id}:before").seq for step in steps] + [log.head("r").seq]
     documents = {seq: json.loads(kd.state("r", seq).to_json()) for seq in places}
     for one, two in permutations(places, 2):
         found = kd.diff("r", f"@{one}", f"@{two}")

@@ -145,24 +145,6 @@ def test_a_run_without_steps_says_so(log: Log) -> None:
         boundaries.at(log, "run_1", "1")
 
 
-def test_the_history_is_every_step_with_the_events_around_it(kd: killick.Client) -> None:
-    steps = boundaries.history(kd.runtime.log, "r")
-    assert [(b.step, b.sort, b.name, b.outcome) for b in steps] == [
-        ("1", "tool", "boundary_look", "done"),
-        ("2", "decision", "decision", "done"),
-        ("3", "scope", "gather", "done"),
-        ("3.1.1", "tool", "boundary_look", "done"),
-        ("3.2.1", "tool", "boundary_look", "done"),
-        ("4", "tool", "boundary_pay", "done"),
-        ("5", "wait", "ask", "waiting"),
-    ]
-    for b in steps[:-1]:
-        assert (b.before, b.after) == (at(kd, f"{b.step}:before").seq, at(kd, b.step).seq)
-        assert b.ended_at is not None
-        assert b.at <= b.ended_at
-    assert (steps[-1].after, steps[-1].ended_at) == (None, None)
-
-
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_state_at_every_boundary_is_the_fold_of_its_timeline(log: Log, seed: int) -> None:
@@ -171,8 +153,8 @@ def test_the_state_at_every_boundary_is_the_fold_of_its_timeline(log: Log, seed:
     for batch in Story(seed).entries(120):
         run.append(*batch)
     events = [(recorded.seq, recorded.event) for recorded in log.read("run_1")]
-    for boundary in boundaries.history(log, "run_1"):
-        for text in (f"{boundary.step}:before", f"{boundary.step}:after"):
+    for step in log.state("run_1").fold.steps:
+        for text in (f"{step.id}:before", f"{step.id}:after"):
             place = boundaries.at(log, "run_1", text)
             anew = fold_timeline(timeline([(seq, event) for seq, event in events if seq <= place.seq]))
             assert log.state("run_1", place.seq).fold.save([]) == anew.save([])

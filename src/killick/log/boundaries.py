@@ -17,7 +17,7 @@ from killick.errors import BoundaryUnknown
 from killick.log.log import Log
 from killick.model import event_codec
 from killick.model import events as e
-from killick.model.facts import OUT_OF_BAND, Step, StepStatus
+from killick.model.facts import OUT_OF_BAND, Step
 from killick.model.fold import Fold
 
 _PLACE: Final = re.compile(r"(?P<step>\d+(?:\.\d+)*)(?:~(?P<generation>\d+))?(?::(?P<side>before|after))?")
@@ -31,22 +31,6 @@ class RunMoment(msgspec.Struct, frozen=True):
     seq: int
     label: str
     keep: tuple[int, ...] = ()
-
-
-class Boundary(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the current timeline: the events before and after it, its times, and its outcome.
-
-    `after` and `ended_at` are None while the step is open.
-    """
-
-    step: e.StepId
-    sort: e.Sort
-    name: str
-    before: int
-    after: int | None
-    at: int
-    ended_at: int | None
-    outcome: StepStatus
 
 
 def is_place(text: str) -> bool:
@@ -101,24 +85,6 @@ def after(fold: Fold, seq: int, label: str, *, events: int = 1) -> RunMoment:
         if seq in kept.keep:
             return RunMoment(kept.cut, label, kept.keep[: kept.keep.index(seq) + events])
     return RunMoment(seq - 1 + events, label)
-
-
-def history(log: Log, run: str) -> list[Boundary]:
-    """Returns every step of the current timeline, with the events before and after it."""
-    fold = log.state(run).fold
-    return [
-        Boundary(
-            step=step.id,
-            sort=step.sort,
-            name=step.name,
-            before=before(fold, step.intended, "").seq,
-            after=step.ended or None,
-            at=step.at,
-            ended_at=step.ended_at or None,
-            outcome=step.status,
-        )
-        for step in fold.steps
-    ]
 
 
 # by number ----------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from killick.engine.control.inbox import APPROVE
 from killick.errors import ValueErased
 from killick.history import timeline_parts as parts
 from killick.history.phrasing import chain
-from killick.log.boundaries import Boundary
 from killick.log.log import Log, Recorded
 from killick.model import events as e
 from killick.model.failure import Failure
@@ -406,22 +405,3 @@ def event(log: Log, run: str, recorded: Recorded) -> Event:
 def fields_of(body: dict[str, Any]) -> dict[str, Any]:
     """The fields of an event as the log has them, without those that every event has."""
     return {name: value for name, value in body.items() if name not in _IN_THE_LOG}
-
-
-class StepBoundary(Document, frozen=True):
-    """A step as two positions: the events before and after it. `after` is null while it is open."""
-
-    run: str
-    step: str
-    kind: e.Sort
-    name: str
-    before: int
-    after: int | None
-    started_at_us: int
-    ended_at_us: int | None
-    status: str
-
-
-def boundary(run: str, part: Boundary) -> StepBoundary:
-    """A step of a run's current timeline."""
-    return StepBoundary.of(part, run=run, kind=part.sort, started_at_us=part.at, status=part.outcome)

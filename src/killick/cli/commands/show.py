@@ -28,7 +28,7 @@ from killick.log.boundaries import RunMoment
 from killick.log.log import Log, Recorded
 from killick.model import events as e
 from killick.presenting import moments
-from killick.presenting.documents import boundary, event
+from killick.presenting.documents import event
 from killick.presenting.explain import why
 from killick.presenting.runs import run_timeline
 from killick.store.protocol import is_held
@@ -48,7 +48,6 @@ _HIDDEN: Final = frozenset({"digest", "identity"})
 @click.option("--at", metavar="PLACE", help="Show the run at this place: 6:before, 6:after, @17.")
 @click.option("--state", is_flag=True, help="The whole state, as JSON.")
 @click.option("--log", is_flag=True, help="Every event.")
-@click.option("--history", is_flag=True, help="The places that --at, diff, fork and rewind can name.")
 @click.option("--graph", is_flag=True, help="Its forks, children and rewinds.")
 @click.option("--window", is_flag=True, help="The context window: its contents and its evictions.")
 @click.option("--files", is_flag=True, help="The files of its workspace; with PATH, a folder or one file's content.")
@@ -69,7 +68,7 @@ def show_command(
     """
     faces |= {"why": number is not None}
     chosen = sorted(f"--{name}" for name, is_asked in faces.items() if is_asked)
-    if len(chosen) > 1 or (at and chosen and chosen[0] in ("--follow", "--graph", "--history")):
+    if len(chosen) > 1 or (at and chosen and chosen[0] in ("--follow", "--graph")):
         raise CommandFailed(f"{' and '.join([*chosen, *(['--at'] if at else [])])} do not go together; choose one")
     if path is not None and not faces["files"]:
         raise CommandFailed(f"{path}: a PATH is for --files; {shell.typed('show', run, '--files', path)}")
@@ -85,8 +84,6 @@ def show_command(
             _state(shell, run, place)
         case ["--log"]:
             _log(shell, run, place, full=full)
-        case ["--history"]:
-            _history(shell, run)
         case ["--graph"]:
             _graph(shell, run)
         case ["--window"]:
@@ -262,7 +259,7 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     text = " · ".join(f"{name} {value}" for name, value in facts.items() if value)
     yield from style.wrapped(Text(), Text(text, style="dim"), page.width)
     step = tl.at_work if tl.failed is None or tl.failed.step is not None else None
-    about = [f"--why {step.number}" if step is not None else "--why", "--state", "--log", "--history"]
+    about = [f"--why {step.number}" if step is not None else "--why", "--state", "--log"]
     forks = (isinstance(entry.event, e.ForkMade) for entry in tl.entries if isinstance(entry, Moment))
     more = ["--graph"] * bool(tl.generation or any(forks)) + ["--window"] * any(s.sort == "model" for s in tl.steps())
     more += ["--files"] * (shell.log.ledger(tl.run).facts.workspace is not None)
@@ -342,18 +339,6 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
     if not full:
         line.truncate(shell.out.width, overflow="ellipsis")
     shell.print(line)
-
-
-def _history(shell: Shell, run: str) -> None:
-    found = boundaries.history(shell.log, run)
-    shell.emit([boundary(run, each) for each in found])
-    table = style.table(("BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"))
-    for each in found:
-        took = style.span(each.ended_at - each.at) if each.ended_at is not None else ""
-        after = f"{each.step}:after" if each.after is not None else ""
-        name = f"undo {each.name}" if each.sort == "undo" else each.name
-        table.add_row(f"{each.step}:before", after, name, style.moment(each.at), took, style.status(each.outcome))
-    shell.out.print(table)
 
 
 def _graph(shell: Shell, run: str) -> None:
