@@ -138,12 +138,6 @@ def test_agents_are_found_without_running_anything(office: Path) -> None:
     assert "app.py:review" in found
 
 
-def test_the_agents_of_the_app_come_first(office: Path) -> None:
-    declare(office / "src" / "claims_pkg" / "agents.py", "first_one")
-    assert apps.declared_here("claims_pkg.agents")[0] == "first_one"
-    assert apps.declared_here("no.such.module")[0].endswith(".py:review")
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -227,12 +226,10 @@ _FILES_MAX: Final = 50
 """Files of one folder that are looked into: a hint must not take long."""
 
 
-def declared_here(app: str | None = None) -> list[str]:
-    """Targets that can be named here, by reading and not by running: the app's agents, then those of files here."""
-    found = [name for file in _files_of(app) for name in declared_in(file)] if app else []
-    for file in sorted(Path().glob("*.py"))[:_FILES_MAX]:
-        found += [f"{file}:{name}" for name in declared_in(file)]
-    return found
+def declared_here() -> list[str]:
+    """The agents that files here declare, as targets, by reading and not by running."""
+    files = sorted(Path().glob("*.py"))[:_FILES_MAX]
+    return [f"{file}:{name}" for file in files for name in declared_in(file)]
 
 
 def declared_in(file: Path) -> list[str]:
@@ -249,15 +246,3 @@ def _declares(decorator: ast.expr) -> bool:
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
     return name in _DECLARING
-
-
-def _files_of(app: str) -> Iterator[Path]:
-    if app.endswith(".py"):
-        yield Path(app)
-        return
-    inner = Path(*app.split("."))
-    for folder in map(Path, ["", "src", *sys.path]):
-        for file in (folder / inner.with_suffix(".py"), folder / inner / "__init__.py"):
-            if file.is_file():
-                yield file
-                return
