@@ -2,7 +2,7 @@
 
 A coding agent works for three hundred turns on a real repository (`bench/session/coder.py` says how), several times
 over; and real traces, where they are at hand. One meter counts every request of every strategy: what is fetched again,
-tombstones, stubs and cache writes included.
+tombstones and cache writes included.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Compared(msgspec.Struct, frozen=True):
     masking: Outcome
     batches: Outcome
     killick: Outcome
-    whole: Outcome
     oracle: Outcome
     floor: float
 
@@ -90,7 +89,6 @@ def compared(session: Session, budget: int) -> Compared:
         masking=masked(session, budget),
         batches=masked(session, budget, lambda keep: MaskingInBatches(keep, budget)),
         killick=Player(session, Killick(budget), budget).play(),
-        whole=Player(session, Killick(budget, schemas=False, name="without schemas on demand"), budget).play(),
         oracle=played(session, budget),
         floor=floor(session),
     )
@@ -109,18 +107,17 @@ def _judged(all_of: list[Compared]) -> Iterator[Measure]:
         told = [f"{name} {form.format(median(of(getattr(each, name)) for each in all_of))}" for name in names]
         return ", ".join(told).replace("batches", "masking in batches")
 
-    fewer = {name: median(each.fewer(name) for each in all_of) for name in ("masking", "batches", "whole", "oracle")}
+    fewer = {name: median(each.fewer(name) for each in all_of) for name in ("masking", "batches", "oracle")}
     beside = ", ".join(f"{name} {figure:.1f} %" for name, figure in fewer.items())
     yield row(
         "tokens sent, fewer than everything", [each.fewer("killick") for each in all_of],
-        beside.replace("batches", "masking in batches").replace("whole", "all schemas whole"),
+        beside.replace("batches", "masking in batches"),
         form="{:.1f} %", at_least=45,
     )  # fmt: skip
     yield row(
-        "faults for each distinct page that left, schemas among both",
+        "faults for each distinct page that left",
         [100 * each.killick.fault_rate for each in all_of],
-        others(lambda outcome: 100 * outcome.fault_rate, "{:.1f} %")
-        + f"; results alone {median(100 * each.killick.content_fault_rate for each in all_of):.1f} %",
+        others(lambda outcome: 100 * outcome.fault_rate, "{:.1f} %"),
         form="{:.1f} %", at_most=5,
     )  # fmt: skip
     above = {name: median(each.above(name) for each in all_of) for name in ("masking", "batches", "everything")}
@@ -137,8 +134,8 @@ def _judged(all_of: list[Compared]) -> Iterator[Measure]:
     )  # fmt: skip
     yield row(
         "faults, to masking",
-        [(len(each.killick.faults) + each.killick.schema_faults) / max(1, len(each.masking.faults)) for each in all_of],
-        f"{median(len(each.killick.faults) + each.killick.schema_faults for each in all_of):.0f} to "
+        [len(each.killick.faults) / max(1, len(each.masking.faults)) for each in all_of],
+        f"{median(len(each.killick.faults) for each in all_of):.0f} to "
         f"{median(len(each.masking.faults) for each in all_of):.0f}, in batches "
         f"{median(len(each.batches.faults) for each in all_of):.0f}",
         form="{:.2f} ×", at_most=1,
@@ -148,7 +145,7 @@ def _judged(all_of: list[Compared]) -> Iterator[Measure]:
 
 def _told(where: str, all_of: list[Compared]) -> Iterator[Measure]:
     """Every strategy in a row of its own, no goal."""
-    for name in ("everything", "masking", "batches", "killick", "whole", "oracle"):
+    for name in ("everything", "masking", "batches", "killick", "oracle"):
         outcomes: list[Outcome] = [getattr(each, name) for each in all_of]
         bills = [outcome.bill for outcome in outcomes]
 
@@ -160,19 +157,15 @@ def _told(where: str, all_of: list[Compared]) -> Iterator[Measure]:
             f"{middle(lambda bill: bill.cost(OPENAI), bills) / 1e3:,.0f}K at OpenAI's; "
             f"{middle(lambda bill: bill.calls, bills):.0f} calls, "
             f"{middle(lambda bill: bill.breaks, bills):.0f} batches, "
-            f"{middle(lambda one: one.evicted, outcomes):.0f} pages and "
-            f"{middle(lambda one: one.stubs, outcomes):.0f} schemas left, "
-            f"{middle(lambda one: len(one.faults), outcomes):.0f} and "
-            f"{middle(lambda one: one.schema_faults, outcomes):.0f} faults; largest request "
+            f"{middle(lambda one: one.evicted, outcomes):.0f} pages left, "
+            f"{middle(lambda one: len(one.faults), outcomes):.0f} faults; largest request "
             f"{max(bill.largest for bill in bills):,}"
         )
         if over := sum(bill.over for bill in bills):
             beside += f", {over / sum(bill.calls for bill in bills):.0%} of requests over the budget"
         if lost := sum(outcome.lost for outcome in outcomes):
             beside += f", {lost} needs never met"
-        told = {"whole": "killick without schemas on demand"}.get(
-            name, outcomes[0].strategy if len(all_of) == 1 else name
-        )
+        told = outcomes[0].strategy if len(all_of) == 1 else name
         told = told.replace("batches", "masking in batches") if name == "batches" and len(all_of) > 1 else told
         sent = middle(lambda bill: bill.sent, bills) / 1e6
         yield Measure(name="window", what=f"{told}: {where}", figure=sent, form="{:.2f} M tokens", beside=beside)

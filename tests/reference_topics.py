@@ -213,7 +213,6 @@ HIDDEN: Final = {
     "ToolStep": "tell in_agent replaying inner",
     "Toolset": "bind reads changes",
     "Tx": "end",
-    "Window": "is_stub",
     "Workspace": "begin of",
 }
 """Public members that are for other parts of Killick, by class."""

@@ -22,10 +22,9 @@ def line(outcome: Outcome, base: Outcome | None, took: float) -> str:
     return (
         f"{outcome.strategy:28} calls {bill.calls:4} sent {bill.sent / 1e6:6.2f}M {fewer} "
         f"cost {bill.cost() / 1e3:7.0f}K openai {bill.cost(OPENAI) / 1e3:7.0f}K written {bill.written / 1e3:6.0f}K "
-        f"batches {bill.breaks:3} evicted {outcome.evicted:3}+{outcome.stubs:2} "
-        f"faults {len(outcome.faults):3}+{outcome.schema_faults} = {outcome.fault_rate:.1%} "
-        f"(content {outcome.content_fault_rate:.1%}) largest {bill.largest:6} over {bill.over} lost {outcome.lost} "
-        f"{took:.1f}s"
+        f"batches {bill.breaks:3} evicted {outcome.evicted:3} "
+        f"faults {len(outcome.faults):3} = {outcome.fault_rate:.1%} largest {bill.largest:6} "
+        f"over {bill.over} lost {outcome.lost} {took:.1f}s"
     )
 
 
@@ -49,7 +48,6 @@ def _show(session: Session, budget: int, chosen: set[str], faults: bool) -> None
         "masking": lambda: masked(session, budget, Masking),
         "batches": lambda: masked(session, budget, lambda keep: MaskingInBatches(keep, budget)),
         "killick": Player(session, Killick(budget), budget).play,
-        "whole": Player(session, Killick(budget, schemas=False, name="killick, schemas whole"), budget).play,
         "oracle": lambda: played(session, budget),
         "deep": lambda: played(session, budget, deepest=0.3),
     }

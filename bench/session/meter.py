@@ -2,7 +2,7 @@
 
 A request is what a provider caches from the start: tools, then messages (the system's are the first). What is the
 same, byte for byte, as in the request before, message by message from the front, was read from the cache; the rest was
-written to it. Replies cost as output. Everything counts: what is fetched again, tombstones, stubs, calls made in vain.
+written to it. Replies cost as output. Everything counts: what is fetched again, tombstones, calls made in vain.
 That a cache is kept for as long as it is needed, and at every length, is granted to all of them alike.
 """
 

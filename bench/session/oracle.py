@@ -1,6 +1,6 @@
 """An offline oracle: knows every reference to come, and pays the same prices under the same rules.
 
-The same window renders for it: the same tombstones, the same tools on demand, the last three turns whole, turns folded
+The same window renders for it: the same tombstones, the last three turns whole, turns folded
 only when the budget forces it and the oldest first, a fault for whatever is needed and out. Who decides is another.
 
 1. From the script it learns when each result is needed, or asked for again, for the last time.

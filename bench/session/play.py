@@ -56,20 +56,12 @@ class Outcome(msgspec.Struct):
     faults: list[Fault]
     evicted: int
     """Distinct results that were held back at least once."""
-    stubs: int
-    """Tools whose schema was held back."""
-    schema_faults: int
     lost: int
     """Needs that could not be met: a strategy's mistake."""
 
     @property
     def fault_rate(self) -> float:
-        """Faults for each distinct page that left, schemas among both."""
-        return (len(self.faults) + self.schema_faults) / max(1, self.evicted + self.stubs)
-
-    @property
-    def content_fault_rate(self) -> float:
-        """The same without schemas."""
+        """Faults for each distinct page that left."""
         return len(self.faults) / max(1, self.evicted)
 
 
@@ -101,8 +93,6 @@ class Player:
         self._copies: dict[str, list[_Copy]] = defaultdict(list)
         self._edits: dict[str, list[str]] = defaultdict(list)
         self._evicted: set[str] = set()
-        self._stubs = 0
-        self._schema_faults = 0
         self._lost = 0
         self._tombstones: dict[str, str] = {}
 
@@ -113,10 +103,7 @@ class Player:
             if move.said is not None:
                 self.history.append({"role": "user", "content": move.said})
             self._move(move)
-        return Outcome(
-            self.strategy.name, self.meter.bill, self.faults, len(self._evicted), self._stubs, self._schema_faults,
-            self._lost,
-        )  # fmt: skip
+        return Outcome(self.strategy.name, self.meter.bill, self.faults, len(self._evicted), self._lost)
 
     def _move(self, move: Move) -> None:
         tries = 0
@@ -132,11 +119,8 @@ class Player:
                 self._reply(move.words)
                 return
             call = self._reply(move.words, move.tool, move.arguments)
-            told = self.strategy.answer(move.tool, move.arguments)
-            self._result(call, move.key, move.result if told is None else told)
-            if told is None:
-                break
-            self._schema_faults += 1
+            self._result(call, move.key, move.result)
+            break
         self._remember(move.key, move.arguments.get("path"), move.result, call)
         if move.writes:
             self._edits[move.writes].append(call)
@@ -145,8 +129,6 @@ class Player:
         """Send it; the contents in it, and the calls whose arguments are."""
         messages, tools = self.strategy.fit(self.history, self.session.tools)
         self.meter.request(tools, messages)
-        sent = {tool["function"]["description"] for tool in tools if "function" in tool}
-        self._stubs = sum(tool["function"]["description"] not in sent for tool in self.session.tools)
         contents: set[str] = set()
         calls: set[str] = set()
         self._tombstones = {}

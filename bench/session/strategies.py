@@ -72,22 +72,18 @@ class MaskingInBatches(Masking):
 
 
 class Killick:
-    """The window as it comes; or with another policy, or with all schemas whole."""
+    """The window as it comes; or with another policy."""
 
-    def __init__(
-        self, budget: int, *, policy: Policy | None = None, schemas: bool = True, name: str = "killick"
-    ) -> None:
+    def __init__(self, budget: int, *, policy: Policy | None = None, name: str = "killick") -> None:
         self.name = name
         self._budget = budget
         self._policy = policy
-        self._schemas = schemas
         self.window: Window | None = None
         self.decisions: list[Any] = []
 
     def fit(self, history: list[Any], tools: list[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         if self.window is None:
-            whole = () if self._schemas else [tool["function"]["name"] for tool in tools]
-            self.window = Window(self._budget, policy=self._policy, whole=whole, record=self.decisions.append)
+            self.window = Window(self._budget, policy=self._policy, record=self.decisions.append)
         sent = self.window.fit(history, tools)
         return sent.messages, sent.tools
 

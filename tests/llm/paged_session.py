@@ -1,5 +1,5 @@
 """A session of many turns that does all that a window has to do with: pages leave, are recalled, asked for again from
-the record, read again and found the same or changed, and tools are stubs until they are wanted.
+the record, and read again and found the same or changed.
 
 The model is a function of what it is sent, so that it says the same whatever process asks it.
 """
@@ -45,7 +45,7 @@ SCRIPT: Final[tuple[tuple[Call, ...], ...]] = (
     (Call("paged_ship_5", {"where": "Bremen", "how": "slowly"}),),
     (Call("paged_write", {"path": "file_1.py", "text": "written"}),),
     (read(1), read(3)),
-    (Call("find_tools", {"query": "paged_ship_2"}), Call("paged_now", {"what": "tide"})),
+    (recall(3), recall(4), Call("paged_now", {"what": "tide"})),
     (Call("paged_ship_2", {"where": "Oslo"}), Call("recall", {"handle": "m999"})),
     (Call("paged_now", {"what": "moon"}), Call("nobody", {})),
     *((read(number),) for number in (4, 5, 6)),
@@ -151,15 +151,11 @@ async def write_file(path: str, text: str, key: killick.Key = killick.KEY) -> st
 
 
 def _ship(number: int) -> Any:
-    about = " ".join(
-        f"Rule {line} of ship {number}: {_WORDS[line % len(_WORDS)]} before all else." for line in range(40)
-    )
-
     async def ship(where: str, how: str = "fast", key: killick.Key = killick.KEY) -> str:
         THERE.far.do(f"ship {number} {where} {how}", key)
         return f"ship {number} goes to {where}, {how}"
 
-    ship.__doc__ = f"Send ship {number}. {about}"
+    ship.__doc__ = f"Send ship {number}."
     return killick.tool(name=f"paged_ship_{number}", effect="idempotent")(ship)
 
 

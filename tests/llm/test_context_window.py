@@ -16,7 +16,6 @@ from killick.errors import DeclarationRefused, StoreUnavailable
 from killick.model import event_codec, page_events
 from killick.model import events as e
 from killick.store.records import Append
-from killick.testing import call, play, scripted, turn
 from killick.window import Page, Situation, WorkingSet
 from llm.paged_session import (
     BUDGET,
@@ -94,9 +93,9 @@ def test_a_run_shows_what_the_model_saw_at_every_call(provider: Provider, proces
     assert kd.run(asker.agent(), "Go.", id="r") == f"Turn {len(SCRIPT)}."
     assert [as_bytes(each) for each in asked(kd, "r")] == [as_bytes(each) for each in asker.requests]
     hows = {each.event.how for each in told(kd, "r", page_events.PageFaulted)}
-    assert {"repeated", "found", "called"} < hows
+    assert "repeated" in hows
     because = {each.event.because for each in told(kd, "r", page_events.PageEvicted)}
-    assert {"budget", "unused"} <= because
+    assert "budget" in because
     assert not kd.store.verify().problems
 
 
@@ -140,7 +139,7 @@ def test_the_choice_of_a_tool_is_one_of_the_windows_own_too(processes: Processes
     kd = processes.new()
     kd.run(Asker().agent(), "Go.", id="r")
     decisions = kd.state("r").decisions
-    assert all({"recall", "find_tools", "paged_read"} <= set(decision.options or ()) for decision in decisions)
+    assert all({"recall", "paged_read"} <= set(decision.options or ()) for decision in decisions)
     assert "recall" in [decision.choice for decision in decisions]
 
 
@@ -361,18 +360,7 @@ def test_a_run_that_was_rewound_or_has_a_child_reads_again(processes: Processes,
     assert far.looks == ["read file_0.py"], "what was rewound had written meanwhile"
 
 
-# stubs and recalls --------------------------------------------------------------------------------
-
-
-def test_the_first_call_of_a_stub_is_answered_with_its_schema_and_does_nothing(processes: Processes, far: Far) -> None:
-    ship = Call("paged_ship_5", {"where": "Bremen"})
-    asker = Asker(script=[(ship,), (ship,)])
-    processes.new().run(asker.agent(), "Go.", id="r")
-    assert far.done == ["ship 5 Bremen fast"]
-    first, second = (sent(request)[-1]["content"][0]["content"] for request in asker.requests[1:])
-    assert "Rule 39 of ship 5" in first
-    assert "where" in first
-    assert second == "ship 5 goes to Bremen, fast"
+# recalls ------------------------------------------------------------------------------------------
 
 
 def test_a_handle_that_nobody_knows_is_an_answer_and_the_same_on_replay(processes: Processes, far: Far) -> None:
@@ -398,7 +386,6 @@ def test_tools_of_the_provider_are_sent_as_they_are(processes: Processes, far: F
     processes.new().run(searcher, id="r")
     tools = {tool["name"]: tool for tool in asker.requests[-1]["tools"]}
     assert tools["web_search"] == theirs
-    assert "Rule 39" not in tools["paged_ship_5"]["description"]
     assert asker.requests[0]["tools"] == asker.requests[-1]["tools"]
 
 
@@ -648,35 +635,3 @@ def test_a_tool_reads_or_not_by_its_arguments() -> None:
     assert not tools.reads("nobody", {})
     assert tools.changes("paged_git", {"command": "status"}) == "by effects"
     assert tools.changes("paged_git", {"command": "push"}) == "any time"
-
-
-@pytest.mark.parametrize("first", ["two", "find"])
-def test_a_run_goes_on_after_a_crash_where_one_reply_was_answered_twice_by_the_window(first: str) -> None:
-    ran: list[int] = []
-    says = "Does it.\n\n" + "There is a lot to say about it, and all of it matters very much. " * 30
-
-    def wide(number: int) -> str:
-        ran.append(number)
-        return "done"
-
-    wide.__doc__ = says
-    many = [killick.tool(effect="idempotent", name=f"wide_{first}_{n}")(wide) for n in range(8)]
-
-    @killick.tool(effect="idempotent", name=f"marked_{first}")
-    def marked() -> str:
-        """Marks."""
-        return "marked"
-
-    name = f"wide_{first}_1"
-    other = call(name, number=1) if first == "two" else call("find_tools", query=name)
-    model = scripted(turn(other, call(name, number=2)), call(f"marked_{first}"), "Done.")
-
-    @killick.agent(name=f"parallel_{first}")
-    async def parallel(run: killick.Run, what: str) -> str:
-        return (await killick.loop(run, model, [*many, marked], messages=what, budget=30_000)).text
-
-    with play(parallel, "go") as played:
-        played.until(marked)
-        played.crash()
-        assert played.result() == "Done."
-    assert ran == []

@@ -15,7 +15,6 @@ from killick.model.event_codec import decode, encode
 from killick.model.page_events import PageEvicted, PageFaulted, PagePinned
 from killick.window import Policy, Sent, Window
 from window import published
-from window.histories import name_of
 from window.looping import Everything, Loop, Moment, Nothing, played
 
 SHAPES = published.SHAPES
@@ -93,16 +92,6 @@ def test_a_window_built_again_goes_on_as_the_first_one_would(shape: str, seed: i
         planned = window.plan(moment.given, loop.session.tools, system=loop.session.system)
         assert [decision.event for decision in planned] == made[moment.answered :]
         events += made
-
-
-@by_chance
-def test_tools_that_were_stubs_stay_stubs_whatever_is_asked_for_now(shape: str, seed: int) -> None:
-    loop, moments = played(seed, shape, CALLS)
-    whole = [name_of(tool) for tool in loop.session.tools]
-    window = Window(loop.budget, tokens=loop.tokens, shape=loop.window._shape, whole=whole)
-    if any(isinstance(event, PageEvicted) and event.because == "unused" for event in recorded(moments[0])):
-        window.apply(recorded(moments[0]))
-        assert rendered(loop, window, moments[0]) == as_bytes(moments[0].sent)
 
 
 # Who hands over objects ---------------------------------------------------------------------------

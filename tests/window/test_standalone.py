@@ -196,7 +196,7 @@ def test_several_handles_bring_back_several_pages(paged: Window) -> None:
     assert body("f1") in answer.text
 
 
-@pytest.mark.parametrize("written", ["", "the rules", "m999", "tool:nothing", "3"])
+@pytest.mark.parametrize("written", ["", "the rules", "m999", "3"])
 def test_what_is_no_handle_is_told_and_decides_nothing(paged: Window, written: str, decided: list[Decision]) -> None:
     answer = paged.answer("recall", {"handle": written})
     assert answer is not None
@@ -211,32 +211,6 @@ def test_a_read_of_what_left_is_answered_only_where_it_cannot_have_changed(paged
     assert answer.text == body("f0")
     assert paged.answer("read_file", {"path": "f19.py"}, stable=True) is None  # it is in the window
     assert paged.answer("read_file", {"path": "other.py"}, stable=True) is None
-
-
-def test_a_stub_stays_one_until_the_model_could_have_read_its_schema() -> None:
-    window = Window(50_000)
-    said: list[Any] = [{"role": "user", "content": "Move house."}]
-    window.fit(said, FORMS)
-    for _ in range(2):  # two calls in one reply
-        answer = window.answer("form_3", {})
-        assert answer is not None
-        assert answer.text.startswith("Nothing was run")
-    said.append({"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "form_3", "input": {}}]})
-    said.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "…"}]})
-    window.fit(said, FORMS)
-    assert window.answer("form_3", {"field_0": "me"}) is None
-
-
-def test_find_tools_gives_schemas_for_words_and_names_for_none(decided: list[Decision]) -> None:
-    window = Window(50_000, record=decided.append)
-    window.fit([{"role": "user", "content": "Move house."}], FORMS)
-    decided.clear()
-    empty, found = window.answer("find_tools", {}), window.answer("find_tools", {"query": "form_2"})
-    assert empty is not None
-    assert found is not None
-    assert len(empty.text) < 300
-    assert found.text.startswith("form_2\nFills in form 2.\nparameters: ")
-    assert "tool:form_2" in [decision.event.page for decision in decided if isinstance(decision.event, PageFaulted)]
 
 
 # Policies and pins --------------------------------------------------------------------------------

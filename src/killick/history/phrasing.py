@@ -71,7 +71,7 @@ def scope_words(name: str, given: Any) -> str:
 
 CAME_BACK: Final = {
     "recalled": "recalled by its handle", "repeated": "read again, answered from the record",
-    "reread": "read again, and the same", "found": "its schema was looked up", "called": "its stub was called",
+    "reread": "read again, and the same",
 }  # fmt: skip
 """How an evicted page came back."""
 

@@ -130,7 +130,7 @@ class Windows(_Part, frozen=True):
     faults: tuple[Fault, ...]
     pins: tuple[Pin, ...]
     left: int
-    """The number of distinct evicted pages, without duplicates and schemas."""
+    """The number of distinct evicted pages, without duplicates."""
     wanted: int
     """How often one of these was requested again."""
     thrashed: tuple[str, ...]
@@ -279,7 +279,6 @@ class _ReportBuilder:
         fills = (WindowShare(kind=kind, tokens=filled.kinds[kind], pieces=filled.counts[kind]) for kind in KINDS)
         batches = [each for each in self.evictions if each.because in ("pays", "budget")]
         wanted = [fault.page for fault in self.faults if fault.how in ("recalled", "repeated", "reread")]
-        wanted = [page for page in wanted if not page.startswith("tool:")]
         return Windows(
             version=WINDOWS_VERSION, run=self._run, at=calls[-1], messages=filled.messages, budget=self.budget,
             fills=tuple(fill for fill in fills if fill.pieces), largest=max(calls, key=lambda call: call.sent),

@@ -8,8 +8,8 @@ from killick.model.events import Event, StepId
 
 # the window ---------------------------------------------------------------------------------------
 
-EvictedBecause = Literal["pays", "budget", "duplicate", "unused"]
-FaultedHow = Literal["recalled", "repeated", "reread", "found", "called"]
+EvictedBecause = Literal["pays", "budget", "duplicate"]
+FaultedHow = Literal["recalled", "repeated", "reread"]
 PinnedBecause = Literal["fault", "asked"]
 
 
@@ -29,8 +29,8 @@ class PageEvicted(Event, frozen=True, tag="page.evicted"):
 
 class PageFaulted(Event, frozen=True, tag="page.faulted"):
     """An evicted page was needed again, and the way it returned: recalled by its handle; the same read repeated and
-    answered from the log; read again and found unchanged; a tool's schema found, or its stub called. Data: `source`,
-    `window`; `text` and `failed`, if a tool call was answered this way."""
+    answered from the log; or read again and found unchanged. Data: `source`, `window`; `text` and `failed`, if a tool
+    call was answered this way."""
 
     page: str
     how: FaultedHow

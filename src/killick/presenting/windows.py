@@ -12,7 +12,7 @@ KINDS: Final = {
     "documents": "documents", "user": "the user", "assistant": "the assistant", "left": "tombstones",
 }  # fmt: skip
 EVICTIONS: Final = {
-    "pays": "it pays", "budget": "for the budget", "duplicate": "already elsewhere", "unused": "not in use",
+    "pays": "it pays", "budget": "for the budget", "duplicate": "already elsewhere",
     "superseded": "superseded by a later read", "written": "written since",
 }  # fmt: skip
 NOT_HELD: Final = "no window was used; killick.loop(…, budget=…) or killick.Window keeps one"

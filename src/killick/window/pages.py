@@ -135,20 +135,20 @@ class Turn(msgspec.Struct):
 class History:
     """The history so far, parsed once."""
 
-    def __init__(self, shape: Shape, tokens: Tokens, reads: Reads | None, *, smallest: int, own: Iterable[str]) -> None:
+    def __init__(self, shape: Shape, tokens: Tokens, reads: Reads | None, *, smallest: int, recall: str) -> None:
         self._shape: Shape = shape
         self._tokens = tokens
         self._reads = reads or reads_by_name
         self._smallest = smallest
-        self.own: tuple[str, ...] = tuple(own)
-        """The names of recall and find_tools."""
+        self.own = recall
+        """The name of the window's own tool."""
         self.messages: list[Any] = []
         self.read: list[Message] = []
         self.sizes: list[int] = []
         self._bare: list[int] = [0]
         """The tokens before each message."""
         self.said_tokens = 0
-        """The total, without the results of the window's own tools."""
+        """The total, without the results of the window's own tool."""
         self.pages: dict[str, Page] = {}
         self.at: list[tuple[Page, ...]] = []
         self.turns: list[Turn] = []
@@ -209,10 +209,10 @@ class History:
         return fingerprint("\n".join(said))[:MARK_CHARS]
 
     def answers_own(self, page: Page) -> bool:
-        """Returns whether it answers a call of the window's own tools."""
+        """Returns whether it answers a call of the window's own tool."""
         part = next(part for part in self.read[page.index].parts if part.at == page.part)
         call = self._calls.get(part.call)
-        return call is not None and call.name in self.own
+        return call is not None and call.name == self.own
 
     def summary(self, first: int, last: int) -> tuple[str, int]:
         """Returns a range of messages in one line, and its size."""
@@ -274,10 +274,10 @@ class History:
             self._settle(page, self._words(said, page))
 
     def _is_own(self, said: Message) -> bool:
-        """Returns whether a message contains only calls or results of the window's own tools."""
+        """Returns whether a message contains only calls or results of the window's own tool."""
         calls = said.calls or [self._calls.get(part.call) for part in said.parts if part.is_result]
         words = any(part.text for part in said.parts if not part.is_result)
-        return bool(calls) and not words and all(call is not None and call.name in self.own for call in calls)
+        return bool(calls) and not words and all(call is not None and call.name == self.own for call in calls)
 
     def _is_pageable(self, said: Message, part: Part) -> bool:
         # Model replies are evicted only with their whole turn: a model would imitate their tombstones.
@@ -310,7 +310,7 @@ class History:
 
     def _recalled(self, call: Call, part: Part) -> Page | None:
         """Maps a recall's result to its original page."""
-        if call.name not in self.own:
+        if call.name != self.own:
             return None
         named = tombstones.named(as_json(call.arguments))
         page = self.pages.get(named[0]) if len(named) == 1 else None

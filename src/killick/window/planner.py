@@ -1,4 +1,4 @@
-"""Plans decisions before a model call: unused schemas, repeated reads, duplicates, evictions.
+"""Plans decisions before a model call: repeated reads, duplicates, evictions.
 
 Pure: the same history and decisions give the same plan, and an applied plan is not repeated. It fixes the protected
 pages before it asks a policy: the last turns, people's messages, current errors, pinned pages, and pages that the
@@ -88,7 +88,7 @@ class View(msgspec.Struct, frozen=True):
 def planned(view: View) -> list[Decision]:
     """Returns the decisions before the next call."""
     again = _again(view)
-    decisions = [*_unused(view), *_reread(view)]
+    decisions = _reread(view)
     decisions += [evict(again, (), "duplicate", view.history.turn)] if again else []
     return decisions + _evicted(view, again)
 
@@ -118,18 +118,6 @@ def evict(pages: Sequence[Page], ranges: Sequence[TurnRange], because: EvictedBe
 
 def _page_data(handle: str, kind: str, source: str, tokens: int, why: str) -> dict[str, Any]:
     return {"page": handle, "kind": kind, "source": source, "tokens": tokens, "why": why}
-
-
-def _unused(view: View) -> list[Decision]:
-    """Chooses the schemas to send as stubs, once."""
-    schemas, new = view.schemas, sorted(view.schemas.stubs - view.decided.stubs)
-    if not new:
-        return []
-    data = [_page_data(f"tool:{name}", "schema", name, schemas.whole_tokens(name), "unused") for name in new]
-    saved = sum(schemas.whole_tokens(name) - schemas.stub_tokens(name) for name in new)
-    handles = tuple(f"tool:{name}" for name in new)
-    event = PageEvicted(at=0, pages=handles, tokens=saved, because="unused", turn=view.history.turn)
-    return [Decision(event, {"pages": data})]
 
 
 def _reread(view: View) -> list[Decision]:

@@ -23,7 +23,7 @@ GUARD_MAX: Final = 4.0
 
 
 def places(handle: str) -> tuple[int, int] | None:
-    """Returns the first and the last message of a handle; None for a schema's."""
+    """Returns the first and the last message of a handle; None for what is none."""
     found = _PLACE.fullmatch(handle)
     if found is None:
         return None
@@ -38,9 +38,6 @@ class WindowState:
         """Handles of evicted pages, with the reason."""
         self.folds: list[tuple[int, int]] = []
         """Ranges of messages that were evicted together, in order."""
-        self.stubs: frozenset[str] = frozenset()
-        self.shown: dict[str, int] = {}
-        """Tools whose schemas were faulted in, with the turn."""
         self._folded: set[int] = set()
         self._left_at: dict[str | int, int] = {}
         """The turns in which pages, by handle, and messages of whole turns, by position, were evicted."""
@@ -52,8 +49,6 @@ class WindowState:
 
     def apply(self, event: PageEvent) -> None:
         match event:
-            case PageEvicted(because="unused"):
-                self.stubs |= {handle.removeprefix("tool:") for handle in event.pages}
             case PageEvicted():
                 for handle in event.pages:
                     self._evict(handle, event.because, event.turn)
@@ -61,9 +56,7 @@ class WindowState:
                 if event.because != "duplicate":
                     self._left.append((event.turn, len(event.pages)))
             case PageFaulted():
-                if event.page.startswith("tool:"):
-                    self.shown.setdefault(event.page.removeprefix("tool:"), event.turn)
-                elif (event.turn, event.page) not in self._faults[-8:]:
+                if (event.turn, event.page) not in self._faults[-8:]:
                     self._faults.append((event.turn, event.page))
             case PagePinned():
                 self._pins[event.page] = event.until, event.because
@@ -118,7 +111,6 @@ class WindowState:
         self._pins = {handle: pin for handle, pin in self._pins.items() if is_before(handle, common)}
         self._unseen = {handle: mark for handle, mark in self._unseen.items() if is_before(handle, index)}
         self._keep_folds([fold for fold in self.folds if fold[1] < index])
-        self.shown = {name: at for name, at in self.shown.items() if at < turn}
         self._faults = [(at, handle) for at, handle in self._faults if at < turn]
         self._left = [(at, count) for at, count in self._left if at < turn]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_HANDLE: Final = r"m\d+(?:\.\d+)?(?:-m\d+)?|tool:[A-Za-z0-9_.-]+"
+_HANDLE: Final = r"m\d+(?:\.\d+)?(?:-m\d+)?"
 _TOMBSTONE: Final = re.compile(r'\A\[(?:left the window: .*|unchanged: .*)\("(' + _HANDLE + r')"\).*\]\Z', re.DOTALL)
 _NAMED: Final = re.compile(rf"(?<![\w.:-])({_HANDLE})(?![\w-])", re.IGNORECASE)
 
@@ -32,8 +32,7 @@ def handle_in(text: str) -> str | None:
 
 def named(text: str) -> list[str]:
     """Returns the handles in a model's argument, each once."""
-    found = (handle if handle.lower().startswith("tool:") else handle.lower() for handle in _NAMED.findall(text))
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(handle.lower() for handle in _NAMED.findall(text)))
 
 
 def shortened(text: str, chars_max: int = SOURCE_CHARS_MAX) -> str:

@@ -36,8 +36,8 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 LONG_TOKENS: Final = 512
 """A longer user message counts as a document."""
 
-OWN_TOOLS: Final = frozenset({"recall", "find_tools", "killick_recall", "killick_find_tools"})
-"""The window's own tools."""
+OWN_TOOLS: Final = frozenset({"recall", "killick_recall"})
+"""The names of the window's own tool."""
 
 
 class EvictedPart(msgspec.Struct, frozen=True):
@@ -136,13 +136,10 @@ class UsageTracker:
         return RequestUsage(len(given), tokens, tokens + self._sums.saves + whole.saves, kinds, counts)
 
     def _schema(self, tool: Any) -> Piece:
-        """A tool of the request; for a stub, with its saving."""
-        function = of(tool, "function") or tool
-        name = str(of(function, "name") or of(tool, "type") or "a tool")
-        tokens, left = size_of(tool, self._tokens), self.left.get(f"tool:{name}")
-        if name in OWN_TOOLS and _takes(function) in ({"handle"}, {"query"}):
-            return Piece("schemas", tokens, saves=-tokens)  # without a window it would not be there
-        return Piece("schemas", tokens, saves=max(left.tokens - tokens, 0) if left else 0)
+        """A tool of the request; the window's own would not be there without it."""
+        function, tokens = of(tool, "function") or tool, size_of(tool, self._tokens)
+        is_own = of(function, "name") in OWN_TOOLS and _takes(function) == {"handle"}
+        return Piece("schemas", tokens, saves=-tokens if is_own else 0)
 
     # one message --------------------------------------------------------------------------------
 

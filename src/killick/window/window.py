@@ -6,13 +6,13 @@ nothing; a decision counts when applied, so that a caller can record it first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
 
 from killick.errors import WindowRefused
-from killick.model.page_events import FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
+from killick.model.page_events import PageEvent, PageEvicted, PagePinned
 from killick.window import tombstones
 from killick.window.messages import Shape, as_json, of, shape_of
 from killick.window.pages import History, Page, Reads, Tokens, estimate, identify
@@ -67,7 +67,6 @@ class Window:
         policy: Policy | None = None,
         rates: Rates | None = None,
         shape: Shape | None = None,
-        whole: Collection[str] = (),
         reads: Reads | None = None,
         record: Callable[[Decision], None] | None = None,
     ) -> None:
@@ -78,7 +77,6 @@ class Window:
         policy   chooses evictions
         rates    the relative prices of cached and written tokens
         shape    the wire format, if the messages do not show it
-        whole    tools whose schemas are always sent whole
         reads    whether a tool call only reads; default: by its name
         record   receives every decision of `fit`, `answer` and `pin`
         """
@@ -91,13 +89,11 @@ class Window:
         self.budget = budget
         self.rates = rates or Rates()
         self._options: Any = {
-            "tokens": tokens, "policy": policy, "rates": rates, "shape": shape, "whole": whole, "reads": reads,
-            "record": record,
+            "tokens": tokens, "policy": policy, "rates": rates, "shape": shape, "reads": reads, "record": record,
         }  # fmt: skip
         self._tokens: Tokens = tokens or estimate
         self._policy: Policy = policy or WorkingSet()
         self._shape: Shape | None = shape
-        self._whole = frozenset(whole)
         self._reads = reads
         self._record = record
         self._decided = WindowState()
@@ -114,10 +110,7 @@ class Window:
     @property
     def own(self) -> tuple[str, ...]:
         """The names of the window's own tools, once the caller's are known."""
-        schemas = self._schemas
-        if schemas is None:
-            return ()
-        return (schemas.recall_name, schemas.find_name) if schemas.stubs else (schemas.recall_name,)
+        return () if self._schemas is None else (self._schemas.recall_name,)
 
     # use in any loop ------------------------------------------------------------------------------
 
@@ -183,11 +176,6 @@ class Window:
         view = self._viewed(self._history, self._rendering, self._schemas)
         if name == view.schemas.recall_name:
             return self._recalled(_given(arguments), view)
-        if name == view.schemas.find_name and view.schemas.stubs:
-            return self._found(_given(arguments), view)
-        if self._is_stub(name, view):
-            # Recorded each time: on replay it shows that the tool was not run.
-            return Answer(view.schemas.called_text(name), decisions=self._shown([name], "called", view, again=True))
         return self._repeated(name, arguments, view) if stable else None
 
     def apply(self, decisions: Iterable[Decision | PageEvent]) -> None:
@@ -195,8 +183,6 @@ class Window:
         for decision in decisions:
             event = decision.event if isinstance(decision, Decision) else decision
             self._decided.apply(event)
-            if isinstance(event, PageEvicted) and event.because == "unused":
-                self._schemas = None
             if self._rendering is None:
                 continue
             if isinstance(event, PageEvicted):
@@ -210,16 +196,10 @@ class Window:
         view = self._view(messages, tools or (), system)
         rendered = view.rendering.render()
         tokens = view.fixed + view.rendering.tokens
-        without = view.system_tokens + view.schemas.tokens_whole + view.history.said_tokens
+        without = view.system_tokens + view.schemas.tokens_given + view.history.said_tokens
         return Sent(
             rendered, list(view.schemas.sent), tokens, without, max(0, tokens - self.budget), view.history.turn
         )  # fmt: skip
-
-    def is_stub(self, name: str) -> bool:
-        """Returns whether the model has seen only a tool's stub: a call of it is answered with the schema."""
-        if self._schemas is None or self._history is None or self._rendering is None:
-            return False
-        return self._is_stub(name, self._viewed(self._history, self._rendering, self._schemas))
 
     def page(self, handle: str) -> Page | None:
         """Returns the page of a handle, resident or not."""
@@ -258,9 +238,8 @@ class Window:
                 self._decided.drop_from(common, min([common, *turns[-RECENT_TURNS:]]), len(turns))
                 history = None
         if history is None or rendering is None:
-            own = (schemas.recall_name, schemas.find_name)
             shape: Shape = self._shape or "openai"
-            history = History(shape, self._tokens, self._reads, smallest=PAGE_CHARS_MIN, own=own)
+            history = History(shape, self._tokens, self._reads, smallest=PAGE_CHARS_MIN, recall=schemas.recall_name)
             rendering = Renderer(history, self._decided, self._tokens, shape, schemas.recall_name)
             self._history, self._rendering = history, rendering
         history.extend(messages[len(history.messages) :])
@@ -275,8 +254,7 @@ class Window:
         shape = self._shape or shape_of(messages, tools)
         if shape is not None and self._shape is None:
             self._shape, self._history = shape, None
-        stubs = self._decided.stubs if self._decided.stubs else None
-        self._schemas = Schemas(tools, self._shape or "openai", self._tokens, whole=self._whole, stubs=stubs)
+        self._schemas = Schemas(tools, self._shape or "openai", self._tokens)
         return self._schemas
 
     def _view(self, messages: Sequence[Any], tools: Sequence[Any], system: Any) -> View:
@@ -290,31 +268,6 @@ class Window:
         )  # fmt: skip
 
     # answers of the window's tools --------------------------------------------------------------------
-
-    def _is_stub(self, name: str, view: View) -> bool:
-        """Returns whether the model has seen only a tool's stub: a schema shown now is read with its next reply."""
-        if name not in view.schemas.stubs or name in view.history.called:
-            return False
-        return self._decided.shown.get(name, view.history.turn) >= view.history.turn
-
-    def _shown(
-        self, names: Iterable[str], how: FaultedHow, view: View, *, again: bool = False
-    ) -> tuple[Decision, ...]:  # fmt: skip
-        """Returns the schemas to show now."""
-        return tuple(
-            Decision(
-                PageFaulted(
-                    at=0, page=f"tool:{name}", how=how, tokens=view.schemas.whole_tokens(name), turn=view.history.turn
-                ),
-                {"source": name},
-            )
-            for name in names
-            if name in view.schemas.stubs and (again or name not in self._decided.shown)
-        )
-
-    def _found(self, query: str, view: View) -> Answer:
-        found = view.schemas.find(query) if query.strip() else []
-        return Answer(view.schemas.found_text(found), decisions=self._shown(found, "found", view))
 
     def _recalled(self, given: str, view: View) -> Answer:
         handles = tombstones.named(given)
@@ -330,11 +283,6 @@ class Window:
 
     def _page_recalled(self, handle: str, view: View) -> Answer:
         history = view.history
-        if handle.startswith("tool:"):
-            name = handle.removeprefix("tool:")
-            if name not in view.schemas.stubs:
-                return Answer(f"error: no tool called {name} has left the window", failed=True)
-            return Answer(view.schemas.text(name), decisions=self._shown([name], "recalled", view))
         page = history.pages.get(handle)
         if page is None:
             covered = places(handle)
@@ -371,8 +319,8 @@ def _text(system: Any) -> str:
 
 
 def _given(arguments: Mapping[str, Any] | str) -> str:
-    """Returns a model's value for the single argument of the window's own tools, under any name."""
+    """Returns a model's value for the single argument of the window's own tool, under any name."""
     if isinstance(arguments, str):
         return arguments
-    given = of(arguments, "handle") or of(arguments, "query") or next(iter(arguments.values()), "")
+    given = of(arguments, "handle") or next(iter(arguments.values()), "")
     return given if isinstance(given, str) else as_json(given)
