@@ -15,6 +15,14 @@ class KillickError(Exception):
         return printable(super().__str__())
 
 
+class SubjectError(KillickError):
+    """Something is refused or broken: the `subject`, and the `reason`."""
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(f"{subject}: {reason}")
+        self.subject, self.reason = subject, reason
+
+
 class ValueRefused(KillickError, TypeError):
     """A value cannot be stored; `path` locates it."""
 
@@ -227,12 +235,8 @@ class BoundaryUnknown(KillickError, ValueError):
         self.run, self.text, self.reason = run, text, reason
 
 
-class TimeRefused(KillickError):
+class TimeRefused(SubjectError):
     """A fork, a rewind or an undo is impossible."""
-
-    def __init__(self, run: str, reason: str) -> None:
-        super().__init__(f"{run}: {reason}")
-        self.run, self.reason = run, reason
 
 
 class ExportBroken(KillickError):
@@ -243,28 +247,16 @@ class ExportBroken(KillickError):
         self.place, self.reason = place, reason
 
 
-class ArchiveRefused(KillickError):
+class ArchiveRefused(SubjectError):
     """Runs cannot be archived as requested; none was removed."""
 
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}")
-        self.place, self.reason = place, reason
 
-
-class SealRefused(KillickError):
+class SealRefused(SubjectError):
     """The store cannot be sealed, or an event proved, as requested; nothing was written."""
 
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}")
-        self.place, self.reason = place, reason
 
-
-class ProofBroken(KillickError):
+class ProofBroken(SubjectError):
     """A proof, a checkpoint or a key is invalid."""
-
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}")
-        self.place, self.reason = place, reason
 
 
 class ReplayDiverged(KillickError, AssertionError):
@@ -283,40 +275,24 @@ class NotOnRecord(ReplayDiverged):
         self.call = call
 
 
-class DeclarationRefused(KillickError, TypeError):
+class DeclarationRefused(SubjectError, TypeError):
     """The declaration of a tool, an agent or an option is invalid."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-        self.name, self.reason = name, reason
 
 
 class WindowRefused(KillickError, ValueError):
     """A window operation is impossible: the budget is too small, or a handle names no page."""
 
 
-class WorkspaceRefused(KillickError, ValueError):
+class WorkspaceRefused(SubjectError, ValueError):
     """A folder cannot be a workspace, or a snapshot operation is impossible."""
 
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__(f"{where}: {reason}")
-        self.where, self.reason = where, reason
 
-
-class SnapshotBroken(KillickError):
+class SnapshotBroken(SubjectError):
     """An object of a snapshot is missing from its vault, or is damaged."""
 
-    def __init__(self, what: str, reason: str) -> None:
-        super().__init__(f"{what}: {reason}")
-        self.what, self.reason = what, reason
 
-
-class ContractRefused(KillickError, ValueError):
+class ContractRefused(SubjectError, ValueError):
     """A contract, or one of its rules, is invalid."""
-
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__(f"{where}: {reason}")
-        self.where, self.reason = where, reason
 
 
 class AgentUnknown(KillickError):
@@ -429,12 +405,8 @@ class WaitExpired(KillickError, TimeoutError):
         self.run, self.step = run, step
 
 
-class AnswerRefused(KillickError):
+class AnswerRefused(SubjectError):
     """An answer does not fit its question; nothing changed."""
-
-    def __init__(self, wait: str, reason: str) -> None:
-        super().__init__(f"{wait}: {reason}")
-        self.wait, self.reason = wait, reason
 
 
 class AlreadyAnswered(AnswerRefused):
@@ -503,20 +475,12 @@ class WebhookRefused(KillickError):
         self.reason = reason
 
 
-class AccessRefused(KillickError):
+class AccessRefused(SubjectError):
     """A token cannot be issued or revoked as requested, or a server would be open to everyone; nothing changed."""
 
-    def __init__(self, what: str, reason: str) -> None:
-        super().__init__(f"{what}: {reason}")
-        self.what, self.reason = what, reason
 
-
-class FakeRefused(KillickError):
+class FakeRefused(SubjectError):
     """A fake, a sample or a scripted model does not fit the tool or model that it replaces."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-        self.name, self.reason = name, reason
 
 
 class RunError(KillickError):

@@ -299,10 +299,10 @@ def rule_of(spec: Mapping[str, Any]) -> Rule:
     kind = kinds[0]
     try:
         return _parsed(kind, spec)
-    except (ContractRefused, DurationRefused) as refused:
-        inner = refused.reason if isinstance(refused, ContractRefused) else str(refused)
-        what = refused.where if isinstance(refused, ContractRefused) and refused.where not in ("bound", "rule") else ""
-        raise ContractRefused(where, f"{what}: {inner}" if what else inner) from None
+    except DurationRefused as refused:
+        raise ContractRefused(where, str(refused)) from None
+    except ContractRefused as refused:
+        raise ContractRefused(where, refused.reason if refused.subject in ("bound", "rule") else str(refused)) from None
 
 
 def _parsed(kind: Kind, spec: Mapping[str, Any]) -> Rule:

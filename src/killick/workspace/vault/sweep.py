@@ -61,7 +61,7 @@ def mark(index: Index, roots: Iterable[Id], load: Load, place: str) -> Marked:
             reason = (
                 f"{error.reason}; snapshot {root.hex()[:12]} needs it, so nothing was swept: verify the vault {place}"
             )
-            raise SnapshotBroken(error.what, reason) from error
+            raise SnapshotBroken(error.subject, reason) from error
     garbage = list[Id]()
     live_bytes, live_objects = Counter[int](), Counter[int]()
     for each in index.objects():

@@ -165,9 +165,9 @@ def verify_file(shell: Shell, path: Path, key: Path | None, kept: Path | None) -
     try:
         proved = verify_proof(found_in(path), public, known)
     except ProofBroken as error:
-        if error.place == "key":
+        if error.subject == "key":
             raise CommandFailed(f"{key}: {error.reason}") from None
-        broken = error.reason if error.place == "proof" else str(error)
+        broken = error.reason if error.subject == "proof" else str(error)
     fields = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
     shell.emit({"holds": broken is None, "broken": broken, **fields})
     if proved is None:

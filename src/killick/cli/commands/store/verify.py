@@ -80,7 +80,7 @@ def verify_command(
         try:
             report = verify(shell.log, run, checkpoint=kept, key=public, progress=seen)
         except ProofBroken as error:
-            place, code = (key, Exit.MISTYPED) if error.place == "key" else (checkpoint, Exit.BAD)
+            place, code = (key, Exit.MISTYPED) if error.subject == "key" else (checkpoint, Exit.BAD)
             raise CommandFailed(f"{place}: {error.reason}", code) from None
     broken = _first_breaks(report)
     if checkpoint is not None and run is None:
