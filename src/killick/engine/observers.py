@@ -50,13 +50,10 @@ class RunSpan:
     began_us: int
     epoch: int
     build: e.Build
-    holder: str
     parent: str | None = None
     """The run that spawned it."""
     trace: str | None = None
     """Its recorded trace context, in W3C's form."""
-    begins: bool = False
-    """Whether the run itself begins with it."""
     replayed: int = 0
     """How many steps came from the record."""
     ended_us: int = 0
@@ -114,8 +111,6 @@ class Waited:
     tool: str | None
     """The tool, where the question is an approval of a call."""
     rule: str | None
-    deadline: int | None
-    rounds: int
     closed_us: int = 0
     how: e.WaitEnd | None = None
     by: str | None = None
@@ -259,15 +254,14 @@ class Watch:
         if self.run_span is not None:
             self.end(None, None)
         facts = ex.log.fold.facts
-        taken = event.at, event.epoch, event.build, event.holder
-        run_span = self.run_span = RunSpan(ex.run_id, ex.agent.name, *taken)
+        run_span = self.run_span = RunSpan(ex.run_id, ex.agent.name, event.at, event.epoch, event.build)
         if started is not None:
-            run_span.begins, run_span.parent, run_span.trace = True, started.parent, started.trace
+            run_span.parent, run_span.trace = started.parent, started.trace
         else:
             run_span.parent, run_span.trace = facts.parent, _trace_of(ex)
             run_span.replayed = 0 if warm else sum(step.status in OVER for step in ex.record.steps.values())
         for wait in facts.waits.values():
-            self._open.setdefault(wait.step, self._waited(wait, wait.at)).run_span = run_span
+            self._open.setdefault(wait.step, self._waited(wait)).run_span = run_span
         traces: list[str] = []
         self._tell(lambda observer: traces.extend(filter(None, [observer.began(run_span)])))
         return traces[0] if traces else None
@@ -376,20 +370,18 @@ class Watch:
         self._tell(lambda observer: observer.came(attempt))
 
     def _waits(self, event: e.WaitOpened, _: Mapping[str, Any]) -> None:
-        known = self._open.get(event.step)
-        if known is not None:
-            known.rounds, known.deadline = event.round, event.deadline  # the same, asked of others or again
-            return
-        wait = self._open[event.step] = self._waited(event, event.at)
+        if event.step in self._open:
+            return  # the same, asked of others or again
+        wait = self._open[event.step] = self._waited(event)
         self._tell(lambda observer: observer.waits(wait))
 
-    def _waited(self, opened: Any, at: int) -> Waited:
+    def _waited(self, opened: Any) -> Waited:
         """Of a wait that was opened now, or that is open on record."""
         name, sort = self._intention(opened.step)
         is_of_call = opened.waits_for in ("answer", "settlement") and sort != "wait"
         return Waited(
-            self.ex.run_id, self.ex.agent.name, self.run_span, opened.step, at, opened.waits_for, opened.name,
-            tool=name or None if is_of_call else None, rule=opened.rule, deadline=opened.deadline, rounds=opened.round,
+            self.ex.run_id, self.ex.agent.name, self.run_span, opened.step, opened.at, opened.waits_for,
+            opened.name, tool=name or None if is_of_call else None, rule=opened.rule,
         )  # fmt: skip
 
 
