@@ -6,21 +6,13 @@ Terms are opaque numbers. The index is derived: if one row is damaged, all of it
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final
 
 import msgspec
 
 from killick.store.postgres.server import Statements
 from killick.store.postgres.wire import Session
-from killick.store.records import TermBatch, TermPosition, UnindexedRun, row_check
-
-_LAST: Final = (1 << 63) - 1
-"""Later than any time, and more than any number."""
-
-
-def unindexed(session: Session, q: Statements, after: int, limit: int) -> list[UnindexedRun]:
-    rows = session.rows(q.unindexed, after, limit)
-    return [UnindexedRun(number=number, run=run, base=base, indexed_to=seq) for number, run, base, seq in rows]
+from killick.store.records import TermBatch, TermPosition, row_check
+from killick.store.sql.rows import start_of
 
 
 def index_terms(session: Session, q: Statements, items: Sequence[TermBatch]) -> None:
@@ -59,9 +51,6 @@ def search(
     before: TermPosition | None,
     limit: int,
 ) -> list[TermPosition]:
-    first = (_LAST, _LAST, _LAST) if until_us is None else (until_us, 0, -1)
-    if before is not None:
-        first = min(first, (before.at_us, before.number, before.seq - 1))
     groups = msgspec.json.encode([list(terms) for terms in all_of])
-    found = session.rows(q.search, groups, 0 if since_us is None else since_us, *first, limit)
+    found = session.rows(q.search, groups, 0 if since_us is None else since_us, *start_of(until_us, before), limit)
     return [TermPosition(*row) for row in found] if all_of else []

@@ -28,17 +28,17 @@ from killick.store.postgres.rows import claimed_of, counts_query, run_row_of, ru
 from killick.store.postgres.server import PostgresServer, T, namespaces
 from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
-from killick.store.sql.rows import damaged_terms, head_of, message_of, snapshot_of
+from killick.store.sql.reads import SqlReads
+from killick.store.sql.rows import LAST, damaged_terms, head_of, snapshot_of
 
 SESSIONS: Final = 8
 _SHORTLY: Final = "SET LOCAL lock_timeout = 250"
 """How long a renewal waits for a row: an append of the holder locks it for a moment, a foreign session for any time."""
 
 _RENEW_FREE, _RENEW_LOCKED = (lambda: Q.renew.format(locked="SKIP LOCKED")), (lambda: Q.renew.format(locked=""))
-_LAST: Final = (1 << 63) - 1
 
 
-class PostgresStore:
+class PostgresStore(SqlReads):
     """A store in one schema of a database. Any number of processes may open it at once.
 
     url           `postgresql://user@host/database`; `?namespace=acme` selects a tenant's store
@@ -113,22 +113,11 @@ class PostgresStore:
 
         return self._server.run(write)
 
-    def head(self, run: str) -> records.Head | None:
-        found = [row for row in self._rows(self._q.head, run) if not row[9]]
-        return head_of(found[0]) if found else None
-
-    def heads(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[tuple[int, records.Head]]:
-        return [(found[0], head_of(found)) for found in self._rows(self._q.heads, after, limit)]
-
     def read(
         self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
     ) -> list[records.Row]:
         statement = self._q.events if data else self._q.bodies
         return [records.Row(*row) for row in self._rows(statement, run, after, min(limit, records.READ_LIMIT))]
-
-    def row(self, run: str, seq: int) -> records.Row | None:
-        found = self._rows(self._q.event, run, seq)
-        return records.Row(*found[0]) if found else None
 
     def opening(self, run: str, *, fold: int) -> records.Opening | None:
         found = self._rows(self._q.opening, run, fold)
@@ -181,10 +170,6 @@ class PostgresStore:
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
         return {row[0]: Blob(*row) for row in self._rows(self._q.pieces, list(hashes))}
 
-    def references(self, run: str) -> records.References:
-        rows = self._rows(self._q.uses, run)
-        return records.References(*({hash_ for kind, hash_ in rows if kind == use} for use in (0, 1)))
-
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         def write(session: Session) -> bool:
             found = session.rows(self._q.head_for_update, run)
@@ -210,13 +195,6 @@ class PostgresStore:
 
     # snapshots --------------------------------------------------------------------------------
 
-    def snapshot(self, run: str, *, fold: int, at: int) -> records.Snapshot | None:
-        found = self._rows(self._q.snapshot, run, fold, at)
-        return snapshot_of(found[0]) if found else None
-
-    def snapshots(self, run: str) -> list[records.Snapshot]:
-        return [snapshot_of(row) for row in self._rows(self._q.snapshots, run)]
-
     def forget_snapshots(self, run: str) -> None:
         def write(session: Session) -> None:
             number = self._known(session, run)[0]
@@ -226,9 +204,6 @@ class PostgresStore:
         self._server.transact(write)
 
     # search terms -----------------------------------------------------------------------------
-
-    def unindexed(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[records.UnindexedRun]:
-        return self._server.run(lambda session: search_terms.unindexed(session, self._q, after, limit))
 
     def index_terms(self, items: Sequence[records.TermBatch]) -> None:
         self._server.transact(lambda session: search_terms.index_terms(session, self._q, items))
@@ -327,33 +302,7 @@ class PostgresStore:
             return []
         return self._server.run(write)
 
-    def inbox(
-        self, run: str, *, name: str | None = None, after: int = 0, limit: int = records.READ_LIMIT
-    ) -> list[records.Message]:
-        return [message_of(run, row) for row in self._rows(self._q.inbox, run, after, name, limit)]
-
-    def message(self, run: str, id: str) -> records.Message | None:  # noqa: A002
-        found = self._rows(self._q.message, run, id)
-        return message_of(run, found[0]) if found else None
-
-    def messages(self, run: str) -> list[records.Message]:
-        return [message_of(run, row) for row in self._rows(self._q.messages, run)]
-
     # finding ----------------------------------------------------------------------------------
-
-    def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
-        rows = self._rows(self._q.owned, space, prefix, prefix + records.KEY_END)
-        return {records.UniqueRight(space, key): records.Owner(run, seq) for key, run, seq in rows}
-
-    def claimed(self, run: str) -> dict[records.UniqueRight, int]:
-        return {records.UniqueRight(space, key): seq for space, key, seq in self._rows(self._q.claims_of, run)}
-
-    def index(self, run: str) -> records.RunRow | None:
-        found = self._rows(self._q.run_row, run)
-        return run_row_of(found[0]) if found else None
-
-    def tags(self, run: str) -> set[str]:
-        return {tag for (tag,) in self._rows(self._q.tags_of, run)}
 
     def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
         def write(session: Session) -> bool:
@@ -372,30 +321,11 @@ class PostgresStore:
     def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
         name, sql, values = runs_query(query)
         statement = self._q.of(name, lambda: sql)
-        return [run_row_of(row) for row in self._rows(statement, _LAST if before is None else before, limit, *values)]
-
-    def asking(self, now_us: int, *, after: records.Urgency | None = None, limit: int) -> list[records.RunRow]:
-        rows = self._rows(self._q.asking, records.ASKS, now_us, records.NO_DEADLINE, *(after or (-1, 0, 0, 0)), limit)
-        return [run_row_of(row) for row in rows]
-
-    def statuses(self, runs: Collection[str]) -> dict[str, records.RunStatus]:
-        return {
-            row[1]: records.RunStatus(head_of(row[:10]), *row[10:])
-            for row in self._rows(self._q.run_statuses, list(runs))
-        }
+        return [run_row_of(row) for row in self._rows(statement, LAST if before is None else before, limit, *values)]
 
     def counts(self, query: records.RunQuery) -> dict[str, int]:
         name, sql, values = counts_query(query)
         return dict(self._rows(self._q.of(name, lambda: sql), *values))
-
-    def agents(self) -> list[str]:
-        return [agent for (agent,) in self._rows(self._q.agents) if not agent.startswith(records.OWN_AGENTS)]
-
-    def holders(self) -> list[records.Holder]:
-        rows = self._rows(self._q.holders, self._clock_us())
-        return [
-            records.Holder(holder=holder, runs=runs, until_us=until, lives=lives) for holder, runs, until, lives in rows
-        ]
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
         names = None if agents is None else list(agents)
@@ -414,9 +344,7 @@ class PostgresStore:
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = records.READ_LIMIT
     ) -> list[records.OutboxItem]:
         self._rows(self._q.place_outbox)
-        kinds = None if kinds is None else list(kinds)
-        rows = self._rows(self._q.outbox, after, kinds, min(limit, records.READ_LIMIT))
-        return [records.OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
+        return super().outbox(after=after, kinds=kinds, limit=limit)
 
     def outbox_end(self) -> int:
         return int(self._rows(self._q.place_outbox)[0][0])
@@ -429,10 +357,6 @@ class PostgresStore:
     def quarantine(self, run: str, reason: str | None) -> None:
         if not self._rows(self._q.quarantine, run, reason):
             raise RunUnknown(run)
-
-    def quarantined(self, run: str) -> str | None:
-        found = self._rows(self._q.quarantined, run)
-        return found[0][0] if found else None
 
     def repair(self, head: records.Head, *, keep: int, rows: Sequence[records.Row]) -> None:
         def write(session: Session) -> None:
@@ -453,9 +377,6 @@ class PostgresStore:
             return bool(found) and (found[0][2], found[0][3]) == (head.seq, head.hash)
 
         self._server.transact(write, was_committed)
-
-    def displaced(self, run: str) -> list[records.Row]:
-        return [records.Row(*row) for row in self._rows(self._q.displaced, run)]
 
     def remove(self, run: str) -> None:
         def write(session: Session) -> None:
@@ -516,6 +437,12 @@ class PostgresStore:
             return work(session)
 
         return self._server.transact(write)
+
+    def _found(self, query: str, *values: Any) -> Rows:
+        return self._rows(getattr(self._q, query), *values)
+
+    def _run_row(self, found: tuple[Any, ...]) -> records.RunRow:
+        return run_row_of(found)
 
     def _rows(self, statement: Statement, *values: Any) -> Rows:
         return self._server.run(lambda session: session.rows(statement, *values))

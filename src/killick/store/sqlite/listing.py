@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec.structs import replace
 
-from killick.store.records import ASKS, NO_DEADLINE, OWN_AGENTS, Holder, RunQuery, RunRow, RunStatus, Urgency
-from killick.store.sql.rows import head_of
+from killick.store.records import OWN_AGENTS, RunQuery, RunRow
 from killick.store.sqlite.rows import SEQ_MAX, Q, run_row_of
-
-_AFTER_OWN: Final = OWN_AGENTS[:-1] + chr(ord(OWN_AGENTS[-1]) + 1)
-"""Sorts after all system agents."""
 
 _SINCE: Final = "changed_at_us >= ?"
 _UNTIL: Final = "changed_at_us < ?"
@@ -40,13 +36,6 @@ def listed(db: sqlite3.Cursor, query: RunQuery, before: int | None, limit: int) 
     return sorted(found, key=lambda row: -row.number)[:limit] if apart else found
 
 
-def asking(db: sqlite3.Cursor, now_us: int, after: Urgency | None, limit: int) -> list[RunRow]:
-    """Returns the runs that may have open questions, the most urgent first."""
-    values = {"tag": ASKS, "now": now_us, "never": NO_DEADLINE, "limit": limit}
-    key = dict(zip(("at", "priority", "changed", "number"), after or (-1, 0, 0, 0), strict=True))
-    return [run_row_of(row) for row in db.execute(Q.asking, values | key)]
-
-
 def counted(db: sqlite3.Cursor, query: RunQuery) -> dict[str, int]:
     """Counts runs by status, of those that match in all else."""
     if query.tag is not None or query.contains is not None or query.holders or query.quarantined:
@@ -55,38 +44,17 @@ def counted(db: sqlite3.Cursor, query: RunQuery) -> dict[str, int]:
     counts = Counter[str]()
     conditions, times = _conditions((query.since_us, _SINCE), (query.until_us, _UNTIL))
     sql = Q.count_by_status.format(conditions=conditions)
-    for agent in agents(db) if query.agent is None else [query.agent]:
+    agents = [agent for (agent,) in db.execute(Q.agents).fetchall() if not agent.startswith(OWN_AGENTS)]
+    for agent in agents if query.agent is None else [query.agent]:
         for status in _steps(db, Q.next_status, agent):
             counts[status] += db.execute(sql, (agent, status, *times)).fetchone()[0]
     return {status: count for status, count in counts.items() if count}
 
 
-def statuses(db: sqlite3.Cursor, runs: Collection[str]) -> dict[str, RunStatus]:
-    """Returns the status of some runs in one consistent read."""
-    db.execute("BEGIN")
-    found = [row for run in runs for row in db.execute(Q.run_status, (run,)).fetchall()]
-    db.execute("COMMIT")
-    return {row[1]: RunStatus(head_of(row[:10]), *row[10:]) for row in found}
-
-
-def agents(db: sqlite3.Cursor) -> list[str]:
-    """Returns the agents that have runs, with one index seek each."""
-    first = list(_steps(db, Q.next_agent, until=OWN_AGENTS))
-    return first + list(_steps(db, Q.next_agent, start=_AFTER_OWN))
-
-
-def holders(db: sqlite3.Cursor, clock_us: int, lives: Callable[[str], bool]) -> list[Holder]:
-    """Returns the lease holders."""
-    return [
-        Holder(holder=holder, runs=runs, until_us=until, lives=bool(in_time) and lives(holder))
-        for holder, runs, until, in_time in db.execute(Q.holdings, (clock_us,)).fetchall()
-    ]
-
-
-def _steps(db: sqlite3.Cursor, sql: str, *prefix: str, start: str = "", until: str | None = None) -> Iterator[str]:
+def _steps(db: sqlite3.Cursor, sql: str, *prefix: str) -> Iterator[str]:
     """Returns the distinct values of an index by repeated seeks."""
-    last: str | None = db.execute(sql, (*prefix, start)).fetchone()[0]
-    while last is not None and (until is None or last < until):
+    last: str | None = db.execute(sql, (*prefix, "")).fetchone()[0]
+    while last is not None:
         yield last
         last = db.execute(sql, (*prefix, last)).fetchone()[0]
 

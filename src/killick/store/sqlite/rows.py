@@ -17,9 +17,6 @@ Q: Final = queries("sqlite")
 SEQ_BITS: Final = 32
 SEQ_MAX: Final = (1 << SEQ_BITS) - 1
 _TAGS: Final = msgspec.json.Decoder(tuple[str, ...])
-LOG, SNAPSHOT = 0, 1
-"""Whether a run's log and inbox, or its snapshots, keep a chunk alive."""
-
 HeadRow = tuple[int, str, int, bytes, int, int, str | None, str | None, int | None, int]
 """number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed"""
 
@@ -115,8 +112,7 @@ def put_pieces(db: sqlite3.Cursor, number: int, kind: int, pieces: Sequence[Blob
 def erase(db: sqlite3.Cursor, id_: int) -> None:
     """Erases an event's data, also in displaced rows."""
     db.execute(Q.erase_event, (id_,))
-    for _, body, _, hash_ in db.execute(Q.displaced, (id_ - 1, id_)).fetchall():
-        columns = (id_, body, None, hash_)
+    for columns in db.execute(Q.displaced_row, (id_,)).fetchall():
         db.execute(Q.put_displaced, (*columns, row_check(*columns)))
 
 

@@ -10,24 +10,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Final
 
-from killick.store.records import TermBatch, TermPosition, UnindexedRun, row_check
-from killick.store.sql.rows import damaged_terms
-from killick.store.sqlite.rows import SEQ_MAX, Q
-
-_LAST: Final = (1 << 63) - 1
-"""Later than any time, and more than any number."""
+from killick.store.records import TermBatch, TermPosition, row_check
+from killick.store.sql.rows import Key, damaged_terms
+from killick.store.sqlite.rows import Q
 
 _TOGETHER: Final = 500
 """The number of runs whose terms one statement drops."""
 
 _Row = tuple[int, int, int, int]
-Key = tuple[int, int, int]
-"""at_us, number, seq: time order, equal for all terms of an event."""
-
-
-def unindexed(db: sqlite3.Cursor, after: int, limit: int) -> list[UnindexedRun]:
-    rows = db.execute(Q.unindexed, (after, limit)).fetchall()
-    return [UnindexedRun(number=number, run=run, base=base, indexed_to=seq) for number, run, base, seq in rows]
 
 
 def index_terms(db: sqlite3.Cursor, items: Sequence[TermBatch]) -> None:
@@ -103,12 +93,6 @@ def search(db: sqlite3.Cursor, all_of: Sequence[Collection[int]], since_us: int,
 def _newest(db: sqlite3.Cursor, terms: Collection[int], key: Key) -> Key | None:
     found = (db.execute(Q.newest_term, (term, *key)).fetchone() for term in terms)
     return max((each for each in found if each is not None), default=None)
-
-
-def start_of(until_us: int | None, before: TermPosition | None) -> Key:
-    """Returns where a query starts: before a time and below a cursor."""
-    first = (_LAST, _LAST, SEQ_MAX) if until_us is None else (until_us, 0, -1)
-    return first if before is None else min(first, (before.at_us, before.number, before.seq - 1))
 
 
 # checking -----------------------------------------------------------------------------------------

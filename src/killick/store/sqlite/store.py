@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from killick.clock import Clock, SystemClock
 from killick.errors import LogError, RunBusy, StoreBroken, StoreError
 from killick.ids import Ids, RandomIds
@@ -21,7 +23,8 @@ from killick.store import records
 from killick.store.liveness import Holders
 from killick.store.notify import Listener, Notifier
 from killick.store.protocol import lease_clock_us
-from killick.store.sql.rows import head_of, message_of, snapshot_of
+from killick.store.sql.reads import LOG, SqlReads
+from killick.store.sql.rows import head_of, snapshot_of, start_of
 from killick.store.sqlite import listing, search_terms
 from killick.store.sqlite.conditions import conditions
 from killick.store.sqlite.database import Database
@@ -29,10 +32,8 @@ from killick.store.sqlite.due import DueQuery, due, soonest_us
 from killick.store.sqlite.file import SqliteFile
 from killick.store.sqlite.inspect import damaged_pieces, inspect, misplaced, short
 from killick.store.sqlite.rows import (
-    LOG,
     SEQ_BITS,
     SEQ_MAX,
-    SNAPSHOT,
     HeadRow,
     Q,
     number_of,
@@ -48,7 +49,7 @@ from killick.store.sqlite.transaction import SqliteTransaction, join, transactio
 from killick.store.sqlite.writes import RunsToNotify, Writes, bare
 
 
-class Tables:
+class Tables(SqlReads):
     """A store in the tables of a SQLite database."""
 
     def __init__(self, database: Database, holders: Holders, notifier: Listener, writes: Writes, clock: Clock) -> None:
@@ -81,6 +82,17 @@ class Tables:
     def now_us(self) -> int:
         return lease_clock_us(self._clock)
 
+    def _clock_us(self) -> int:
+        return self.now_us()
+
+    def _found(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        plain = [msgspec.json.encode(value).decode() if isinstance(value, list) else value for value in values]
+        with self._database.reading() as db:
+            return db.execute(getattr(Q, query), plain).fetchall()
+
+    def _run_row(self, found: tuple[Any, ...]) -> records.RunRow:
+        return run_row_of(found)
+
     def close(self) -> None:
         self._notifier.close()
         self._holders.close()
@@ -103,15 +115,6 @@ class Tables:
         self._notifier.notify(to_notify)
         return heads
 
-    def head(self, run: str) -> records.Head | None:
-        with self._database.reading() as db:
-            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-        return None if found is None or found[9] else head_of(found)
-
-    def heads(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[tuple[int, records.Head]]:
-        with self._database.reading() as db:
-            return [(found[0], head_of(found)) for found in db.execute(Q.heads, (after, limit))]
-
     def read(
         self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
     ) -> list[records.Row]:
@@ -123,11 +126,6 @@ class Tables:
             span = (first + after, first + SEQ_MAX, min(limit, records.READ_LIMIT))
             rows = db.execute(Q.events if data else Q.bodies, span)
             return [records.Row(*row) for row in rows.fetchall()]
-
-    def row(self, run: str, seq: int) -> records.Row | None:
-        with self._database.reading() as db:
-            found = db.execute(Q.row, (run, seq)).fetchone()
-        return None if found is None else records.Row(*found)
 
     def opening(self, run: str, *, fold: int) -> records.Opening | None:
         with self._database.reading() as db:
@@ -153,12 +151,6 @@ class Tables:
             found = (db.execute(Q.piece, (hash_,)).fetchone() for hash_ in hashes)
             return {row[0]: Blob(*row) for row in found if row is not None}
 
-    def references(self, run: str) -> records.References:
-        with self._database.reading() as db:
-            number = number_of(db, run)
-            rows = [] if number is None else db.execute(Q.uses, (number,)).fetchall()
-        return records.References(*({hash_ for kind, hash_ in rows if kind == use} for use in (LOG, SNAPSHOT)))
-
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._database.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
@@ -178,17 +170,6 @@ class Tables:
 
     # snapshots --------------------------------------------------------------------------------
 
-    def snapshot(self, run: str, *, fold: int, at: int) -> records.Snapshot | None:
-        with self._database.reading() as db:
-            number = number_of(db, run)
-            found = None if number is None else db.execute(Q.snapshot, (number, fold, at)).fetchone()
-        return None if found is None else snapshot_of(found)
-
-    def snapshots(self, run: str) -> list[records.Snapshot]:
-        with self._database.reading() as db:
-            number = number_of(db, run)
-            return [] if number is None else [snapshot_of(row) for row in db.execute(Q.snapshots, (number,))]
-
     def forget_snapshots(self, run: str) -> None:
         with self._database.writing() as db:
             number = require_number(db, run)
@@ -196,10 +177,6 @@ class Tables:
             db.execute(Q.drop_snapshot_uses, (number,))
 
     # search terms -----------------------------------------------------------------------------
-
-    def unindexed(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[records.UnindexedRun]:
-        with self._database.reading() as db:
-            return search_terms.unindexed(db, after, limit)
 
     def index_terms(self, items: Sequence[records.TermBatch]) -> None:
         with self._database.writing() as db:
@@ -214,7 +191,7 @@ class Tables:
         before: records.TermPosition | None = None,
         limit: int = records.READ_LIMIT,
     ) -> list[records.TermPosition]:
-        start = search_terms.start_of(until_us, before)
+        start = start_of(until_us, before)
         with self._database.reading() as db:
             return list(islice(search_terms.search(db, all_of, 0 if since_us is None else since_us, start), limit))
 
@@ -322,45 +299,7 @@ class Tables:
         self._notifier.notify(to_notify)
         return delivered
 
-    def inbox(
-        self, run: str, *, name: str | None = None, after: int = 0, limit: int = records.READ_LIMIT
-    ) -> list[records.Message]:
-        with self._database.reading() as db:
-            return [message_of(run, m) for m in db.execute(Q.inbox, (run, after, name, limit))]
-
-    def message(self, run: str, id: str) -> records.Message | None:  # noqa: A002
-        with self._database.reading() as db:
-            number = number_of(db, run)
-            found = None if number is None else db.execute(Q.message_by_id, (number, id)).fetchone()
-        return None if found is None else message_of(run, found)
-
-    def messages(self, run: str) -> list[records.Message]:
-        with self._database.reading() as db:
-            number = number_of(db, run)
-            return [] if number is None else [message_of(run, m) for m in db.execute(Q.messages, (number,))]
-
     # finding ----------------------------------------------------------------------------------
-
-    def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
-        with self._database.reading() as db:
-            rows = db.execute(Q.owned, (space, prefix, prefix + records.KEY_END)).fetchall()
-        return {records.UniqueRight(space, key): records.Owner(run, seq) for key, run, seq in rows}
-
-    def claimed(self, run: str) -> dict[records.UniqueRight, int]:
-        with self._database.reading() as db:
-            number = number_of(db, run)
-            rows = [] if number is None else db.execute(Q.claims_of, (number,)).fetchall()
-        return {records.UniqueRight(space, key): seq for space, key, seq in rows}
-
-    def index(self, run: str) -> records.RunRow | None:
-        with self._database.reading() as db:
-            found = db.execute(Q.indexed, (run,)).fetchone()
-        return None if found is None else run_row_of(found)
-
-    def tags(self, run: str) -> set[str]:
-        with self._database.reading() as db:
-            number = number_of(db, run)
-            return set() if number is None else {row[0] for row in db.execute(Q.tags_of, (number,))}
 
     def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
         with self._database.writing() as db:
@@ -379,25 +318,9 @@ class Tables:
         with self._database.reading() as db:
             return listing.listed(db, query, before, limit)
 
-    def asking(self, now_us: int, *, after: records.Urgency | None = None, limit: int) -> list[records.RunRow]:
-        with self._database.reading() as db:
-            return listing.asking(db, now_us, after, limit)
-
-    def statuses(self, runs: Collection[str]) -> dict[str, records.RunStatus]:
-        with self._database.reading() as db:
-            return listing.statuses(db, runs)
-
     def counts(self, query: records.RunQuery) -> dict[str, int]:
         with self._database.reading() as db:
             return listing.counted(db, query)
-
-    def agents(self) -> list[str]:
-        with self._database.reading() as db:
-            return listing.agents(db)
-
-    def holders(self) -> list[records.Holder]:
-        with self._database.reading() as db:
-            return listing.holders(db, self.now_us(), self._holders.lives)
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
         with self._database.reading() as db:
@@ -411,14 +334,6 @@ class Tables:
         return self._notifier.watch(callback)
 
     # the outbox -------------------------------------------------------------------------------
-
-    def outbox(
-        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = records.READ_LIMIT
-    ) -> list[records.OutboxItem]:
-        sql = Q.outbox.format(kinds="" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})")
-        with self._database.reading() as db:
-            rows = db.execute(sql, (after, *(kinds or ()), min(limit, records.READ_LIMIT))).fetchall()
-        return [records.OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
 
     def outbox_end(self) -> int:
         with self._database.reading() as db:
@@ -440,12 +355,6 @@ class Tables:
         if reason is None:
             self._notifier.notify([run])
 
-    def quarantined(self, run: str) -> str | None:
-        with self._database.reading() as db:
-            number = number_of(db, run)
-            found = None if number is None else db.execute(Q.quarantined, (number,)).fetchone()
-        return None if found is None else str(found[0])
-
     def repair(self, head: records.Head, *, keep: int, rows: Sequence[records.Row]) -> None:
         with self._database.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (head.run,)).fetchone()
@@ -464,14 +373,6 @@ class Tables:
             db.execute(Q.drop_head, (number,))
             db.execute(Q.put_head, (*moved, records.row_check(*moved)))
             search_terms.forget(db, [number])
-
-    def displaced(self, run: str) -> list[records.Row]:
-        with self._database.reading() as db:
-            number = number_of(db, run)
-            if number is None:
-                return []
-            first = number << SEQ_BITS
-            return [records.Row(*row) for row in db.execute(Q.displaced, (first, first + SEQ_MAX))]
 
     def remove(self, run: str) -> None:
         with self._database.writing() as db:

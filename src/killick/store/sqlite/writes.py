@@ -26,12 +26,11 @@ from killick.errors import (
 from killick.store import records
 from killick.store.liveness import Holders
 from killick.store.protocol import lease_clock_us
+from killick.store.sql.reads import LOG, SNAPSHOT
 from killick.store.sql.rows import head_of, message_of
 from killick.store.sqlite import search_terms
 from killick.store.sqlite.rows import (
-    LOG,
     SEQ_BITS,
-    SNAPSHOT,
     HeadRow,
     Moved,
     Q,

@@ -107,7 +107,7 @@ WHERE number = (SELECT number FROM killick.heads WHERE run = $1 AND NOT removed)
 SELECT seq, body, NULL::bytea, hash FROM killick.events
 WHERE number = (SELECT number FROM killick.heads WHERE run = $1 AND NOT removed) AND seq > $2 ORDER BY seq LIMIT $3
 
--- name: event
+-- name: row
 SELECT events.seq, body, data, events.hash FROM killick.heads JOIN killick.events USING (number)
 WHERE run = $1 AND NOT removed AND events.seq = $2
 
@@ -219,7 +219,7 @@ ORDER BY message LIMIT $4
 SELECT message, id, name, body, sender, at_us, taken FROM killick.heads JOIN killick.inbox USING (number)
 WHERE run = $1 AND NOT removed ORDER BY message
 
--- name: message
+-- name: message_with_id
 SELECT message, id, name, body, sender, at_us, taken FROM killick.heads JOIN killick.inbox USING (number)
 WHERE run = $1 AND id = $2 AND NOT removed
 
@@ -235,7 +235,7 @@ WHERE space = $1 AND key >= $2 AND key < $3 ORDER BY key
 -- name: claims_of
 SELECT space, key, claims.seq FROM killick.heads JOIN killick.claims USING (number) WHERE run = $1 AND NOT removed
 
--- name: run_row
+-- name: indexed
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
     delivered_checksum = killick.count_check(number, delivered)
 FROM killick.heads WHERE run = $1 AND NOT removed AND agent IS NOT NULL
@@ -312,7 +312,7 @@ WITH RECURSIVE names (agent) AS (
 )
 SELECT agent FROM names WHERE agent IS NOT NULL
 
--- name: holders
+-- name: holdings
 SELECT holder, count(*), min(lease_until_us),
     bool_or(lease_until_us IS NULL OR lease_until_us > killick.time_us($1))
 FROM killick.heads WHERE holder IS NOT NULL AND NOT removed GROUP BY holder ORDER BY holder

@@ -68,7 +68,8 @@ SELECT hash, codec, body FROM pieces WHERE hash = ?
 UPDATE pieces SET body = NULL WHERE hash = ?
 
 -- name: uses
-SELECT kind, pieces.hash FROM piece_uses JOIN pieces USING (piece) WHERE number = ?
+SELECT kind, pieces.hash FROM piece_uses JOIN pieces USING (piece)
+WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed)
 
 -- name: drop_uses
 DELETE FROM piece_uses WHERE number = ?
@@ -89,10 +90,12 @@ DELETE FROM pieces WHERE piece IN (
 INSERT OR REPLACE INTO snapshots (number, fold, seq, hash, root) VALUES (?, ?, ?, ?, ?)
 
 -- name: snapshot
-SELECT seq, fold, hash, root FROM snapshots WHERE number = ? AND fold = ? AND seq <= ? ORDER BY seq DESC LIMIT 1
+SELECT seq, fold, hash, root FROM snapshots
+WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) AND fold = ?2 AND seq <= ?3 ORDER BY seq DESC LIMIT 1
 
 -- name: snapshots
-SELECT seq, fold, hash, root FROM snapshots WHERE number = ? ORDER BY fold, seq
+SELECT seq, fold, hash, root FROM snapshots
+WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) ORDER BY fold, seq
 
 -- name: drop_snapshots
 DELETE FROM snapshots WHERE number = ?
@@ -102,6 +105,10 @@ SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ?
 
 -- name: message_by_id
 SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? AND id = ?
+
+-- name: message_with_id
+SELECT message, id, name, body, sender, at_us, taken FROM inbox
+WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) AND id = ?2
 
 -- name: put_message
 INSERT INTO inbox (number, message, id, name, body, sender, at_us, taken, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -117,7 +124,8 @@ SELECT message, id, name, body, sender, at_us, taken FROM inbox
 WHERE number = (SELECT number FROM heads WHERE run = ? AND NOT removed) AND message > ? AND taken IS NULL AND (?3 IS NULL OR name = ?3) ORDER BY message LIMIT ?4
 
 -- name: messages
-SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? ORDER BY message
+SELECT message, id, name, body, sender, at_us, taken FROM inbox
+WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) ORDER BY message
 
 -- name: unseen
 SELECT min(at_us) FROM inbox WHERE number = ? AND message > ? AND taken IS NULL
@@ -142,7 +150,7 @@ WHERE tag = ? AND coalesce(wake_at_us > ?, 1) AND number NOT IN (SELECT number F
 ORDER BY tags.number LIMIT 1
 
 -- name: claims_of
-SELECT space, key, seq FROM claims WHERE number = ?
+SELECT space, key, seq FROM claims WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed)
 
 -- name: put_claim
 INSERT INTO claims (space, key, number, seq, checksum) VALUES (?, ?, ?, ?, ?)
@@ -187,7 +195,7 @@ DELETE FROM tags WHERE tag = ? AND number = ?
 DELETE FROM tags WHERE number = ?
 
 -- name: tags_of
-SELECT tag FROM tags WHERE number = ?
+SELECT tag FROM tags WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed)
 
 -- Unused conditions of a listing are removed, and the rest determines the index.
 -- name: runs
@@ -200,15 +208,15 @@ SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_
 FROM (
     SELECT * FROM (
         SELECT runs.*, CASE
-            WHEN status = 'running' OR (wake_at_us <= :now AND delivered != 0) THEN 0
-            WHEN wake_at_us <= :now THEN :never + 1
-            ELSE coalesce(wake_at_us, :never)
+            WHEN status = 'running' OR (wake_at_us <= ?2 AND delivered != 0) THEN 0
+            WHEN wake_at_us <= ?2 THEN ?3 + 1
+            ELSE coalesce(wake_at_us, ?3)
         END AS at_us
         FROM tags AS tagged CROSS JOIN runs USING (number)
-        WHERE tag = :tag AND status IN ('waiting', 'running')
+        WHERE tag = ?1 AND status IN ('waiting', 'running')
     )
-    WHERE (at_us, -priority, changed_at_us, number) > (:at, :priority, :changed, :number)
-    ORDER BY at_us, -priority, changed_at_us, number LIMIT :limit
+    WHERE (at_us, -priority, changed_at_us, number) > (?4, ?5, ?6, ?7)
+    ORDER BY at_us, -priority, changed_at_us, number LIMIT ?8
 )
 CROSS JOIN heads USING (number) ORDER BY at_us, -priority, changed_at_us, number
 
@@ -232,8 +240,14 @@ SELECT status, count(*) FROM {source} WHERE true {conditions} GROUP BY +status
 -- name: only_quarantined
  AND number IN (SELECT number FROM quarantine)
 
--- name: next_agent
-SELECT min(agent) FROM runs WHERE agent > ?
+-- One index seek for each agent.
+-- name: agents
+WITH RECURSIVE names (agent) AS (
+    SELECT min(agent) FROM runs
+    UNION ALL
+    SELECT (SELECT min(runs.agent) FROM runs WHERE runs.agent > names.agent) FROM names WHERE names.agent IS NOT NULL
+)
+SELECT agent FROM names WHERE agent IS NOT NULL
 
 -- name: next_status
 SELECT min(status) FROM runs WHERE agent = ? AND status > ?
@@ -295,7 +309,8 @@ WHERE holder = ? AND (lease_until_us IS NULL OR lease_until_us > ?)
 INSERT INTO feed (number, seq, kind) VALUES (?, ?, ?)
 
 -- name: outbox
-SELECT position, run, feed.seq, kind FROM feed JOIN heads USING (number) WHERE position > ? {kinds} ORDER BY position LIMIT ?
+SELECT position, run, feed.seq, kind FROM feed JOIN heads USING (number)
+WHERE position > ?1 AND (?2 IS NULL OR kind IN (SELECT value FROM json_each(?2))) ORDER BY position LIMIT ?3
 
 -- The file remembers the last assigned position, also when the outbox is empty.
 -- name: outbox_end
@@ -316,13 +331,14 @@ LEFT JOIN snapshots ON snapshots.number = heads.number AND snapshots.fold = ?1 A
     SELECT max(seq) FROM snapshots AS newer WHERE newer.number = heads.number AND newer.fold = ?1 AND newer.seq <= heads.seq
 ) WHERE run = ?2
 
--- name: run_status
+-- name: run_statuses
 SELECT heads.number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, status, reason,
     coalesce(delivered, 0)
-FROM heads LEFT JOIN runs USING (number) LEFT JOIN quarantine USING (number) WHERE run = ? AND NOT removed
+FROM heads LEFT JOIN runs USING (number) LEFT JOIN quarantine USING (number)
+WHERE run IN (SELECT value FROM json_each(?)) AND NOT removed
 
 -- name: quarantined
-SELECT reason FROM quarantine WHERE number = ?
+SELECT reason FROM quarantine WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed)
 
 -- name: put_quarantine
 INSERT OR REPLACE INTO quarantine (number, reason) VALUES (?, ?)
@@ -334,7 +350,11 @@ DELETE FROM quarantine WHERE number = ?
 INSERT OR REPLACE INTO aside (id, body, data, hash, checksum) VALUES (?, ?, ?, ?, ?)
 
 -- name: displaced
-SELECT id & 4294967295, body, data, hash FROM aside WHERE id > ? AND id <= ? ORDER BY id
+SELECT id & 4294967295, body, data, aside.hash FROM heads JOIN aside ON id > number << 32 AND id <= (number << 32) + 4294967295
+WHERE run = ? AND NOT removed ORDER BY id
+
+-- name: displaced_row
+SELECT id, body, NULL, hash FROM aside WHERE id = ?
 
 -- name: all_heads
 SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, checksum FROM heads
