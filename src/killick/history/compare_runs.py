@@ -16,7 +16,7 @@ from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Step, transition
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model.codec import plain
+from killick.model.codec import canonical, plain
 from killick.model.facts import OUT_OF_BAND, StepStatus
 from killick.model.fold import Fold
 
@@ -24,8 +24,6 @@ How = Literal["call", "arguments", "outcome", "output", "absent"]
 Changed = Literal["output", "input", "context", "model", "effects"]
 
 _CALL_CHARS: Final = 1_000
-
-_canonical: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +60,7 @@ class Shared(msgspec.Struct, frozen=True):
     steps: int
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step in one of two runs."""
 
     sort: e.Sort
@@ -97,8 +95,8 @@ class Pair(msgspec.Struct, frozen=True):
 
     step: str
     how: How | None
-    one: Seen | None
-    two: Seen | None
+    one: ComparedStep | None
+    two: ComparedStep | None
 
 
 class RunComparison(msgspec.Struct, frozen=True):
@@ -296,17 +294,17 @@ def in_order(number: str) -> tuple[bool, list[int]]:
     return number.startswith(OUT_OF_BAND), [int(part) for part in number.split(".")]
 
 
-def _differs(one: Seen, two: Seen) -> How | None:
+def _differs(one: ComparedStep, two: ComparedStep) -> How | None:
     if (one.sort, one.name) != (two.sort, two.name):
         return "call"
-    if _canonical(one.arguments) != _canonical(two.arguments):
+    if canonical(one.arguments) != canonical(two.arguments):
         return "arguments"
     if (one.status, one.failure) != (two.status, two.failure):
         return "outcome"
-    return "output" if _canonical(one.output) != _canonical(two.output) else None
+    return "output" if canonical(one.output) != canonical(two.output) else None
 
 
-def _seen(step: Step) -> Seen:
+def _seen(step: Step) -> ComparedStep:
     arguments, output, name = step.arguments, step.output, step.name
     if step.decision is not None:
         name, arguments = str(step.decision.question or name), {"options": step.decision.options}
@@ -322,6 +320,6 @@ def _seen(step: Step) -> Seen:
     elif step.sort == "undo":
         name, arguments = f"undo {step.undoes} {name}", None
     failure = f"{step.failure.type.rpartition('.')[2]}: {step.failure.message}" if step.failure is not None else None
-    return Seen(
-        sort=step.sort, name=name, status=step.status, arguments=plain(arguments), output=plain(output), failure=failure
+    return ComparedStep(
+        sort=step.sort, name=name, status=step.status, arguments=arguments, output=output, failure=failure
     )  # fmt: skip

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
 from math import log1p
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,6 +30,10 @@ from killick.workers.tokens import Person
 BRIEF_CHARS: Final = 120
 VALUE_CHARS: Final = 65_536
 """How much of a value a page shows at the most; the API gives all of it."""
+MARKED_CHARS: Final = 4_000
+"""Longer values are shown whole, without marked differences."""
+
+_WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
 
 
 @cache
@@ -46,7 +52,7 @@ def environment() -> Environment:
     }  # fmt: skip
     made.filters.update(filters)
     ours: Mapping[str, Any] = {"static": _static, "form_of": form_of, "windows": windows, "CAME_BACK": CAME_BACK,
-                               "between": between, "log1p": log1p}  # fmt: skip
+                               "between": between, "log1p": log1p, "marked": marked}  # fmt: skip
     made.globals.update(ours)
     return made
 
@@ -175,6 +181,27 @@ def dollars(micros: int) -> str:
 def size(count: int) -> str:
     """How much text that is."""
     return f"{count} characters" if count < 10_000 else f"{count / 1_000:.0f} k characters"
+
+
+class TextPiece(NamedTuple):
+    """A part of a text; `other` if the other text differs there."""
+
+    text: str
+    other: bool
+
+
+def marked(one: Any, two: Any) -> tuple[list[TextPiece], list[TextPiece]] | None:
+    """Two values as texts with their differences marked, word by word; None if they are equal, or very long."""
+    was, now = (each if isinstance(each, str) else msgspec.json.format(written(each), indent=2) for each in (one, two))
+    if was == now or len(was) + len(now) > MARKED_CHARS:
+        return None
+    ones, twos = _WORD.findall(was), _WORD.findall(now)
+    left, right = list[TextPiece](), list[TextPiece]()
+    for tag, a, b, c, d in SequenceMatcher(None, ones, twos, autojunk=False).get_opcodes():
+        for pieces, words in ((left, ones[a:b]), (right, twos[c:d])):
+            if words:
+                pieces.append(TextPiece("".join(words), tag != "equal"))
+    return left, right
 
 
 @cache

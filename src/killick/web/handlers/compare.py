@@ -5,16 +5,14 @@ Reads from where they part, a page at a time, however long the runs are. Changes
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from difflib import SequenceMatcher
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from killick.history.compare_runs import Pair, StepKeys, conditions_between, in_order, paired
+from killick.history.compare_runs import ComparedStep, How, StepKeys, conditions_between, in_order, paired
 from killick.history.diff import last_shared, passed
 from killick.history.diff import values as changed_values
 from killick.history.page import PageBuilder
@@ -24,19 +22,15 @@ from killick.log.boundaries import RunMoment
 from killick.model.codec import plain
 from killick.model.ledger import Spend
 from killick.presenting.documents import Document
-from killick.web.handlers.boundary import SIGNS, Change, PlaceText, RunContext, StepChoice, Written, changed, own_steps
+from killick.web.handlers.boundary import SIGNS, Change, PlaceText, StepChoice, changed, own_steps
 from killick.web.routes import Call, Nothing, get
+from killick.web.tallies import RunUsage
 
 PAGE: Final = 40
 """So many steps of either run are on a page."""
 
 RELATED_MAX: Final = 24
 """So many runs are named that one may be compared with."""
-
-PIECES_MAX: Final = 4_000
-"""Longer values are shown whole, without marked differences."""
-
-_WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
 
 Other = Annotated[str, msgspec.Meta(max_length=1_000, description="A run, by its id.")]
 
@@ -49,8 +43,8 @@ class CompareAsked(msgspec.Struct, frozen=True, kw_only=True):
     cursor: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$", description="Steps after this one.")] | None = None
 
 
-class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs, as it is now. Its usage excludes steps that a fork shares."""
+class ComparedRun(Document, frozen=True):
+    """One of the two runs, as it is now. `used` is its usage without steps that a fork shares."""
 
     id: str
     agent: str
@@ -59,16 +53,11 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     forked_from: str | None
     started_at_us: int
     ended_at_us: int | None
-    duration_seconds: float
     steps: int
     input: Any
     result: Any
     attempts: int
-    model_calls: int
-    tokens_in: int
-    tokens_out: int
-    cost_micros: int
-    context: RunContext
+    used: RunUsage
 
 
 Kinship = Literal["parent", "fork", "same agent", "recent"]
@@ -100,33 +89,11 @@ class ForkCondition(Document, frozen=True):
     unset: tuple[str, ...]
 
 
-class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a value's text; `other` if the other run differs there."""
-
-    text: str
-    other: bool
-
-
-class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as one of the runs has it. Pieces are there where the two are different and not too long for it."""
-
-    kind: str
-    name: str
-    status: str
-    attempts: int
-    duration_seconds: float | None
-    arguments: Written
-    output: Written
-    error: str | None
-    arguments_pieces: tuple[TextPiece, ...] | None
-    output_pieces: tuple[TextPiece, ...] | None
-
-
 class StepPair(msgspec.Struct, frozen=True, kw_only=True):
     """A step number, and each run's step there; `how` they differ, or None."""
 
     step: str
-    how: Literal["call", "arguments", "outcome", "output", "absent"] | None
+    how: How | None
     shared: bool
     one: ComparedStep | None
     two: ComparedStep | None
@@ -181,18 +148,13 @@ class _Side:
     def seen(self) -> ComparedRun:
         facts, log = self.fold.facts, self.log
         ledger = log.ledger(self.run)
-        used, before = ledger.spend, ledger.facts.before.spend if ledger.facts.before is not None else Spend()
+        spend, before = ledger.spend, ledger.facts.before.spend if ledger.facts.before is not None else Spend()
+        used = {name: getattr(spend, name) - getattr(before, name) for name in Spend.__struct_fields__}
         ended = log.event(self.run, facts.ended).at if facts.ended else None
-        return ComparedRun(
-            id=self.run, agent=facts.agent, status=facts.status, generation=facts.generation,
-            forked_from=facts.forked_from, started_at_us=facts.started_at, ended_at_us=ended,
-            duration_seconds=((ended or log.event(self.run, facts.seq).at) - facts.started_at) / 1_000_000,
-            steps=facts.committed, input=self.state.input,
-            result=self.state.result if facts.status == "completed" else None,
-            attempts=used.attempts - before.attempts, model_calls=used.model_calls - before.model_calls,
-            tokens_in=used.tokens_in - before.tokens_in, tokens_out=used.tokens_out - before.tokens_out,
-            cost_micros=used.cost_micros - before.cost_micros,
-            context=RunContext(version=facts.context_version, document=self.state.context.document),
+        return ComparedRun.of(
+            facts, id=self.run, ended_at_us=ended, steps=facts.committed, input=self.state.input,
+            result=self.state.result if facts.status == "completed" else None, attempts=used.pop("attempts"),
+            used=RunUsage(**used),
         )  # fmt: skip
 
 
@@ -246,58 +208,12 @@ def _pairs(one: _Side, two: _Side, first: int) -> Iterator[StepPair]:
         mine, other = ones.get(number), twos.get(number)
         pair = paired(number, mine, other)
         is_shared = mine is not None and other is not None and _key(one, mine) == _key(two, other)
-        left, right = _pieces(pair)
-        yield StepPair(
-            step=number, how=pair.how, shared=is_shared, one=_half(mine, pair, left, 0),
-            two=_half(other, pair, right, 1),
-        )  # fmt: skip
+        yield StepPair(step=number, how=pair.how, shared=is_shared, one=pair.one, two=pair.two)
 
 
 def _key(side: _Side, step: Step) -> tuple[Any, ...] | None:
     index = side.fold.find(step.number)
     return None if index is None else side.key(index)
-
-
-_Marked = tuple[tuple[TextPiece, ...] | None, tuple[TextPiece, ...] | None]
-
-
-def _half(step: Step | None, pair: Pair, marked: _Marked, which: Literal[0, 1]) -> ComparedStep | None:
-    seen = (pair.one, pair.two)[which]
-    if step is None or seen is None:
-        return None
-    return ComparedStep(
-        kind=seen.sort, name=seen.name, status=seen.status, attempts=len(step.attempts),
-        duration_seconds=None if step.ended_at is None else max(step.ended_at - step.intended_at, 0) / 1_000_000,
-        arguments=seen.arguments, output=seen.output, error=seen.failure,
-        arguments_pieces=marked[0], output_pieces=marked[1],
-    )  # fmt: skip
-
-
-def _pieces(pair: Pair) -> tuple[_Marked, _Marked]:
-    """The differences of two steps' arguments and outputs, for each of the two."""
-    if pair.one is None or pair.two is None or pair.how in (None, "call"):
-        return (None, None), (None, None)
-    given = word_diff(_text(pair.one.arguments), _text(pair.two.arguments))
-    came = word_diff(_text(pair.one.output), _text(pair.two.output))
-    return (given[0], came[0]), (given[1], came[1])
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-
-
-def word_diff(one: str, two: str) -> tuple[tuple[TextPiece, ...], tuple[TextPiece, ...]] | tuple[None, None]:
-    """Two texts with their differences marked, word by word; None if they are equal, or very long."""
-    if one == two or len(one) + len(two) > PIECES_MAX:
-        return None, None
-    ones, twos = _WORD.findall(one), _WORD.findall(two)
-    left: list[TextPiece] = []
-    right: list[TextPiece] = []
-    for tag, a, b, c, d in SequenceMatcher(None, ones, twos, autojunk=False).get_opcodes():
-        for pieces, words in ((left, ones[a:b]), (right, twos[c:d])):
-            if words:
-                pieces.append(TextPiece(text="".join(words), other=tag != "equal"))
-    return tuple(left), tuple(right)
 
 
 # their states -------------------------------------------------------------------------------------
