@@ -77,8 +77,8 @@ def web(kd: killick.Client) -> Iterator[TestClient]:
 RUN = "/runs/r%2F1"
 
 
-def moment(web: TestClient, n: int, **asked: Any) -> Any:
-    answer = web.get(f"/api/v1{RUN}/moments/{n}", params=asked)
+def moment(web: TestClient, n: int) -> Any:
+    answer = web.get(f"/api/v1{RUN}/moments", params={"n": n})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -179,29 +179,16 @@ def test_a_place_that_is_no_boundary_stands_by_the_nearest(kd: killick.Client, w
     assert moment(web, 10**9)["place"] == "now"
 
 
-def test_what_is_worth_a_look_is_marked_where_it_is(kd: killick.Client, web: TestClient) -> None:
-    kd.rewind("r/1", "5:before", by="ann")
-    with pytest.raises(killick.RunWaiting):
-        kd.run(moment_agent, 4, id="r/1")
-    marks = moment(web, 0, marks="true")["marks"]
-    assert {(mark["kind"], mark["step"]) for mark in marks} >= {("decision", "5"), ("wait", "7"), ("child", "3")}
-    assert [mark["step"] for mark in marks if mark["kind"] == "rewind"] == ["5"]
-    for mark in marks:
-        assert moment(web, mark["n"])["step"] == mark["step"]
-    assert moment(web, 0)["marks"] is None
-
-
 # on the page --------------------------------------------------------------------------------------
 
 
 def test_the_fragment_says_with_sign_and_colour_what_was_and_what_is(web: TestClient) -> None:
-    page = web.get(f"{RUN}/moments", params={"place": "5:after", "marks": "true"})
+    page = web.get(f"{RUN}/moments", params={"place": "5:after"})
     assert page.status_code == 200
     assert 'data-at="5:after"' in page.text
     assert re.search(r'class="plus"><span class="sg">\+', page.text)
     assert "What step 5 changed" in page.text
     assert "because it is so" in page.text
-    assert "data-marks=" in page.text
     assert "<html" not in page.text
 
 
@@ -218,7 +205,7 @@ def test_redacted_fields_are_nowhere_in_a_moment(kd: killick.Client) -> None:
     with TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"), redact=("email",))) as web:
         assert "ann4@example.org" not in web.get(f"/api/v1{RUN}/state").text
         for n in range(moment(web, 0)["count"]):
-            for address in (f"/api/v1{RUN}/moments/{n}", f"{RUN}/moments/{n}"):
+            for address in (f"/api/v1{RUN}/moments?n={n}", f"{RUN}/moments?n={n}"):
                 assert "@example.org" not in web.get(address).text
 
 
@@ -253,6 +240,6 @@ def test_a_moment_of_a_long_run_reads_no_more_than_lies_between_snapshots() -> N
         assert web.get("/api/v1/runs/r/moments").json()["count"] == 8_002
         for n in (1, 4_001, 7_999):
             store.rows = 0
-            seen = web.get(f"/api/v1/runs/r/moments/{n}").json()
+            seen = web.get(f"/api/v1/runs/r/moments?n={n}").json()
             assert seen["n"] == n
             assert store.rows < 3_000, n

@@ -17,7 +17,6 @@ from killick.history.state_items import as_written
 from killick.log import boundaries
 from killick.log.boundaries import Numbered, RunMoment
 from killick.log.log import Log
-from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
 from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, Retry, State
@@ -25,15 +24,6 @@ from killick.web.routes import Call, Nothing, RunAsked, get
 
 SHOWN_MAX: Final = 12
 """The maximum number of items of each part, the latest; the whole is at `/runs/{run}/state`."""
-
-MARKS_MAX: Final = 60
-"""So many boundaries of one sort are marked; of more, as many, evenly."""
-
-LOOKED_MAX: Final = 400
-"""The most steps that are examined for marks; of a longer run, a selection is."""
-
-EVENTS_MAX: Final = 4_000
-"""A log of more events is not searched for its rewinds."""
 
 PlaceText = Annotated[
     str, msgspec.Meta(max_length=200, description="A place: 6:before, 6:after, 4~1:before, @17, start or now.")
@@ -49,13 +39,12 @@ Written = Annotated[object, msgspec.Meta(extra_json_schema={"description": "Any 
 
 
 class MomentAsked(RunAsked, frozen=True, kw_only=True):
-    n: Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A boundary, from 0, the start; a greater one is now.")]
-    marks: Annotated[bool, msgspec.Meta(description="Whether to return the notable boundaries.")] = False
+    """A place of a run's time, or a boundary by its number."""
 
-
-class PlaceAsked(RunAsked, frozen=True, kw_only=True):
     place: PlaceText = "now"
-    marks: Annotated[bool, msgspec.Meta(description="Whether to return the notable boundaries.")] = False
+    n: Annotated[int, msgspec.Meta(ge=0, le=2**53, description="From 0, the start; a greater one is now.")] | None = (
+        None
+    )
 
 
 class BoundaryPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,14 +88,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     after: Written = None
 
 
-class BoundaryMark(msgspec.Struct, frozen=True, kw_only=True):
-    """A notable boundary."""
-
-    n: int
-    kind: Literal["wait", "failure", "decision", "rewind", "child"]
-    step: str
-
-
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run at a boundary. `since` is the boundary before, and the base of `changes`."""
 
@@ -127,7 +108,6 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     knows: tuple[StatePart, ...]
     since: str | None
     changes: tuple[Change, ...]
-    marks: tuple[BoundaryMark, ...] | None = None
 
 
 class StepChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,19 +128,13 @@ def own_steps(fold: Fold) -> tuple[StepChoice, ...]:
     return choices(fold.steps[index] for index in fold.tops[-CHOICES_MAX:])
 
 
-@get("/runs/{run}/moments/{n}", page="_moment.html")
-def moment(call: Call[MomentAsked, Nothing]) -> Boundary:
-    """A run at boundary n of its timeline."""
-    now = call.log.state(call.asked.run).fold
-    return _seen(call, call.asked.run, now, boundaries.nth(now, call.asked.n), marks=call.asked.marks)
-
-
 @get("/runs/{run}/moments", page="_moment.html")
-def moment_at(call: Call[PlaceAsked, Nothing]) -> Boundary:
-    """A run at a place of its time."""
+def moment(call: Call[MomentAsked, Nothing]) -> Boundary:
+    """A run at a place of its time, or at boundary n of its timeline."""
     asked, log = call.asked, call.log
     now = log.state(asked.run).fold
-    return _seen(call, asked.run, now, numbered(log, asked.run, now, asked.place), marks=asked.marks)
+    at = numbered(log, asked.run, now, asked.place) if asked.n is None else boundaries.nth(now, asked.n)
+    return _seen(log, asked.run, now, at)
 
 
 def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
@@ -181,8 +155,8 @@ def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
     return Numbered(low, "event", place)
 
 
-def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks: bool) -> Boundary:
-    log, place = call.log, at.place
+def _seen(log: Log, run: str, now: Fold, at: Numbered) -> Boundary:
+    place = at.place
     earlier = at.n if at.side == "event" else at.n - 1
     before = boundaries.nth(now, earlier).place if earlier >= 0 else None
     if before is not None and before.seq <= place.seq:
@@ -202,7 +176,6 @@ def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks:
         ),
         context=RunContext(version=facts.context_version, document=state.context.document),
         knows=tuple(_knows(state)), since=before.label if before is not None else None, changes=changes,
-        marks=tuple(_marks(log, run, now)) if marks else None,
     )  # fmt: skip
 
 
@@ -238,50 +211,6 @@ def changed(diff: Diff) -> Iterator[Change]:
     words = tuple(change for change in changes if change.part in ("run", "position"))
     for line in msgspec.structs.replace(diff, changes=words).lines(120):
         yield Change(part=line.part, sign=SIGNS[line.sign], text=line.text)
-
-
-# marks --------------------------------------------------------------------------------------------
-
-
-def _marks(log: Log, run: str, fold: Fold) -> Iterator[BoundaryMark]:
-    """The notable boundaries, in order; of a long run, an even selection."""
-    found = list(_steps_marked(fold))
-    if fold.facts.generation and fold.facts.seq <= EVENTS_MAX:
-        for seq, event, _ in log.read(run, limit=EVENTS_MAX):
-            if isinstance(event, e.RunRewound) and (index := _following(fold, seq)) is not None:
-                found.append(("rewind", index))
-    marks: set[tuple[int, str, str]] = set()
-    for sort, index in found:
-        step = fold.steps[index]
-        n = boundaries.number(fold, step.id, "before" if sort == "rewind" or step.id in fold.facts.pending else "after")
-        if n is not None:
-            marks.add((n, sort, step.id))
-    for n, sort, step_id in sorted(marks):
-        yield BoundaryMark(n=n, kind=sort, step=step_id)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
-def _steps_marked(fold: Fold) -> Iterator[tuple[str, int]]:
-    yield from (("decision", index) for index in _evenly_spaced(fold.decisions))
-    yield from (("failure", index) for index in _evenly_spaced(fold.retried))
-    yield from (("wait", index) for index in fold.facts.pending.values() if fold.steps[index].status == "waiting")
-    for index in _evenly_spaced(range(len(fold.steps)), LOOKED_MAX):
-        step: Step = fold.steps[index]
-        if step.status == "failed":
-            yield "failure", index
-        elif step.sort in ("wait", "child"):
-            yield ("wait" if step.sort == "wait" else "child"), index
-
-
-def _evenly_spaced(indexes: Sequence[int], most: int = MARKS_MAX) -> Iterator[int]:
-    """All of them, or some, evenly."""
-    count = len(indexes)
-    places = range(count) if count <= most else (count * nth // MARKS_MAX for nth in range(MARKS_MAX))
-    return (indexes[at] for at in places)
-
-
-def _following(fold: Fold, seq: int) -> int | None:
-    """The first step that was intended after an event."""
-    return next((index for index, step in enumerate(fold.steps) if step.intended > seq), None)
 
 
 # whole states -------------------------------------------------------------------------------------

@@ -5,10 +5,6 @@
 
 const REST_MS = 60;
 const KEPT_MAX = 400;
-const TICKS_FROM = 48;
-const SIGNS = { decision: "◆", failure: "✗", wait: "…", rewind: "↶", child: "→" };
-const WORDS = { decision: "decision", failure: "failure", wait: "wait", rewind: "rewind", child: "child" };
-const SVG = "http://www.w3.org/2000/svg";
 
 class Time {
   constructor(panel) {
@@ -21,7 +17,6 @@ class Time {
     this.queued = null;
     this.answered = 0;
     this.timer = 0;
-    this.marks = [];
     this.count = 0;
     this.place = null;
     this.pinned = null;
@@ -87,12 +82,11 @@ class Time {
     this.isAsking = true;
     const asked = new URLSearchParams();
     if (place !== undefined) asked.set("place", place);
-    if (!this.count || this.isStale) asked.set("marks", "true");
-    const base = this.panel.dataset.moments;
+    if (n !== undefined) asked.set("n", n);
     this.shown.setAttribute("aria-busy", "true");
     const slow = setTimeout(() => this.shown.setAttribute("data-late", ""), 150);
     try {
-      const answer = await fetch(`${base}${n === undefined ? "" : `/${n}`}${asked.size ? `?${asked}` : ""}`);
+      const answer = await fetch(`${this.panel.dataset.moments}?${asked}`);
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const moment = page.querySelector(".moment");
       if (!answer.ok || !moment) throw new Error(page.querySelector(".note, main p")?.textContent.trim() || `no answer (${answer.status})`);
@@ -123,16 +117,11 @@ class Time {
   show(moment, turn) {
     if (turn <= this.answered) return;
     this.answered = turn;
-    const { n, count, at: place, caption, marks } = moment.dataset;
+    const { n, count, at: place, caption } = moment.dataset;
     this.count = Number(count);
     this.slider.max = this.count - 1;
     this.slider.disabled = false;
     if (turn === this.wanted) this.slider.value = n;
-    if (marks) {
-      this.marks = JSON.parse(marks);
-      this.isStale = false;
-      this.drawMarks();
-    }
     this.place = place;
     this.panel.querySelector("[data-time-place]").textContent = place;
     this.panel.querySelector("[data-time-caption]").textContent = caption;
@@ -142,9 +131,6 @@ class Time {
     for (const each of fresh.querySelectorAll("details[id]")) if (open.has(each.id)) each.open = open.get(each.id);
     this.shown.replaceChildren(fresh);
     this.shown.dispatchEvent(new CustomEvent("killick:shown", { bubbles: true }));
-    for (const mark of this.panel.querySelectorAll("[data-mark]")) {
-      mark.classList.toggle("is-here", mark.dataset.mark === n);
-    }
     const isNow = Number(n) === this.count - 1;
     for (const button of this.panel.querySelectorAll("[data-time-act]")) button.disabled = isNow && button.dataset.timeAct === "rewind";
     this.tellCompare();
@@ -155,8 +141,7 @@ class Time {
 
   // A pinned moment: the slider moves on, and the two can be compared.
   pin() {
-    this.pinned = this.pinned === null ? { place: this.place, n: this.n } : null;
-    this.drawMarks();
+    this.pinned = this.pinned === null ? this.place : null;
     this.tellCompare();
     if (this.pinned) this.slider.focus();
   }
@@ -165,11 +150,11 @@ class Time {
     const { pinned, place } = this;
     const button = this.panel.querySelector("[data-time-pin]");
     button.setAttribute("aria-pressed", String(pinned !== null));
-    button.textContent = pinned ? `Let go of ${pinned.place}` : "Compare with…";
+    button.textContent = pinned ? `Let go of ${pinned}` : "Compare with…";
     const link = this.panel.querySelector("[data-time-compare]");
-    link.textContent = pinned ? `Compare ${pinned.place} with ${place}` : "Compare with now";
-    link.href = `${this.panel.dataset.compare}&${new URLSearchParams(pinned ? { at: pinned.place, to: place } : { at: place })}`;
-    link.hidden = place === (pinned?.place ?? "now");
+    link.textContent = pinned ? `Compare ${pinned} with ${place}` : "Compare with now";
+    link.href = `${this.panel.dataset.compare}&${new URLSearchParams(pinned ? { at: pinned, to: place } : { at: place })}`;
+    link.hidden = place === (pinned ?? "now");
   }
 
   fail(message) {
@@ -183,39 +168,6 @@ class Time {
     document.dispatchEvent(new CustomEvent("killick:place", { detail: { place: this.place, n: this.n, action } }));
   }
 
-  drawMarks() {
-    const strip = this.panel.querySelector("[data-time-marks]");
-    const are = this.marks.length > TICKS_FROM;
-    const held = this.pinned ? [{ n: this.pinned.n, kind: "pin", step: this.pinned.place }] : [];
-    strip.replaceChildren(...[...this.marks, ...held].map(({ n, kind: sort, step }) => {
-      const group = document.createElementNS(SVG, "g");
-      group.setAttribute("class", sort);
-      group.dataset.mark = n;
-      const x = `${((100 * n) / Math.max(this.count - 1, 1)).toFixed(3)}%`;
-      const title = document.createElementNS(SVG, "title");
-      title.textContent = `${WORDS[sort] ?? "held"}, ${sort === "pin" ? "" : "step "}${step}`;
-      const sign = document.createElementNS(SVG, are && sort !== "pin" ? "line" : "text");
-      if (sign.localName === "line") for (const [name, value] of [["x1", x], ["x2", x], ["y1", 2], ["y2", 12]]) sign.setAttribute(name, value);
-      else {
-        sign.setAttribute("x", x);
-        sign.setAttribute("y", 11);
-        sign.textContent = SIGNS[sort] ?? "▲";
-      }
-      group.append(title, sign);
-      group.addEventListener("click", () => this.go(n));
-      return group;
-    }));
-    const legend = this.panel.querySelector("[data-time-legend]");
-    legend.replaceChildren(...Object.keys(SIGNS).filter((sort) => this.marks.some((mark) => mark.kind === sort)).map((sort) => {
-      const cell = document.createElement("span");
-      cell.className = sort;
-      const sign = document.createElement("b");
-      sign.textContent = are ? "|" : SIGNS[sort];
-      cell.append(sign, ` ${WORDS[sort]}`);
-      return cell;
-    }));
-  }
-
   // moving ------------------------------------------------------------------------------------
 
   key(event) {
@@ -226,9 +178,7 @@ class Time {
   }
 
   step(to) {
-    if (to === "before" || to === "after") this.go(this.n + (to === "after" ? 1 : -1));
-    else if (to === "mark-after") this.go(this.marks.find((mark) => mark.n > this.n)?.n ?? this.count - 1);
-    else this.go(this.marks.findLast((mark) => mark.n < this.n)?.n ?? 0);
+    this.go(this.n + (to === "after" ? 1 : -1));
   }
 
   go(n) {
@@ -242,7 +192,6 @@ class Time {
     // The run went on. Who looks at now goes along; who looks at another moment stays there.
     if (!this.count) return;
     const isNow = this.n === this.count - 1;
-    this.isStale = true;
     this.kept.clear();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.open(isNow ? { place: "now" } : { n: this.n }), REST_MS);
