@@ -70,10 +70,10 @@ def test_the_form_of_find_suggests_what_is_on_record(kd: Client, watch: Watch) -
         page.get_by_label("Tool").focus()
         expect(page.locator('#tools option[value="pay"]')).to_have_count(1)
         expect(page.locator('#arguments option[value="amount="]')).to_have_count(1)
-        page.keyboard.type("fetch_doc")
+        page.keyboard.type("fetch_documents")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("None is named exactly so")).to_contain_text("fetch_documents")
-        expect(page).to_have_url(re.compile(r"/find\?what=calls&tool=fetch_doc$"))
+        expect(page.get_by_role("list", name="Calls found, newest first")).to_contain_text("fetch_documents")
+        expect(page).to_have_url(re.compile(r"/find\?what=calls&tool=fetch_documents$"))
 
 
 def test_a_filter_that_is_left_empty_is_not_in_the_address(kd: Client, watch: Watch) -> None:

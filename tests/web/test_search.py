@@ -127,16 +127,6 @@ def test_names_of_tools_arguments_errors_and_agents_are_suggested(web: TestClien
     assert "ValueError" in names["errors"]
 
 
-def test_a_name_that_nothing_has_is_taken_as_the_beginning_of_one(web: TestClient) -> None:
-    assert [hit["run"] for hit in found(web, what="calls", tool="PA", agent="pay")] == ["run-300", "run-2", "run-1"]
-    assert len(found(web, what="failures", kind="value")) == len(found(web, what="failures", kind="ValueError")) > 0
-    doc = web.get("/api/v1/find", params={"what": "calls", "tool": "pa", "limit": 2}).json()
-    assert doc["began"] == ["pay"]
-    following = web.get("/api/v1/find", params={"what": "calls", "tool": "pa", "cursor": doc["next"]}).json()
-    assert [hit["run"] for hit in doc["found"] + following["found"]] == ["run-300", "run-2", "run-1"]
-    assert found(web, what="calls", tool="ay") == []
-
-
 def test_a_question_that_is_refused_keeps_its_form(web: TestClient) -> None:
     page = web.get("/find", params={"what": "calls", "tool": "pay", "since": "yesterday", "where": "to"})
     assert page.status_code == 400

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice, product
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from killick.client.client import Client
 from killick.errors import KillickError, StoreFull, StoreReadOnly
 from killick.history.search.results import AnyHit, Findings, SearchHit, Standing
-from killick.history.search.terms import folded, mapping
+from killick.history.search.terms import mapping
 from killick.store.records import RunQuery
 from killick.web.problems import Problem
 from killick.web.routes import Call, get
@@ -30,8 +28,6 @@ NAMES_RUNS: Final = 4
 NAMES_STEPS: Final = 200
 """Of how many agents, of how many of their newest runs, and of how many of their last steps names are suggested."""
 
-BEGINNINGS_MAX: Final = 12
-
 WHERE_MAX: Final = 10
 
 What = Literal["calls", "decisions", "failures", "effects", "answers"]
@@ -42,7 +38,7 @@ class FindAsked(msgspec.Struct, frozen=True, kw_only=True):
     """A query: the kind of result, and the conditions. Each kind has its own conditions."""
 
     what: Annotated[What | Literal[""], msgspec.Meta(description="Without it, nothing is looked for.")] = ""
-    tool: Annotated[Text, msgspec.Meta(description="A name, or how it begins; so for `kind` and `agent`.")] = ""
+    tool: Annotated[Text, msgspec.Meta(description="A name, as `/find/names` has it.")] = ""
     kind: Annotated[str, msgspec.Meta(max_length=200, description="Of failures: a type's name, or timeout, died …")] = (
         ""
     )
@@ -63,15 +59,13 @@ class FindAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
     """The results, newest first. `scanned`: why every log was read instead of the index; `unread`: runs that could
-    not be read; `marked`: new events are still being indexed, and so many are: ask again. `began`: the names
-    that were looked for, where none is as it was asked for and some begin so."""
+    not be read; `marked`: new events are still being indexed, and so many are: ask again."""
 
     what: str
     found: tuple[AnyHit, ...] = ()
     scanned: str | None = None
     unread: tuple[str, ...] = ()
     marked: int | None = None
-    began: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
     next: str | None = None
 
@@ -104,34 +98,12 @@ def find(call: Call[FindAsked, Any]) -> SearchResults:
     marked = _mark(client)
     if marked is not None:
         return SearchResults(what=asked.what, marked=marked, agents=agents)
-    found, began = _ask(client, asked, within), tuple[str, ...]()
-    if not found and (asked.tool or asked.kind or asked.agent):
-        found, began = _beginning(call, within)
+    found = _ask(client, asked, within)
     shown = tuple(found)[passed:]
     return SearchResults(
-        what=asked.what, found=shown, scanned=found.scanned, unread=found.unread, began=began, agents=agents,
+        what=asked.what, found=shown, scanned=found.scanned, unread=found.unread, agents=agents,
         next=_next(tuple(found)) if found.more and shown else None,
     )  # fmt: skip
-
-
-def _beginning(call: Call[FindAsked, Any], within: dict[str, Any]) -> tuple[Findings[Any], tuple[str, ...]]:
-    """The results for names that begin with the requested ones."""
-    asked, known = call.asked, names(call)
-    meant = [
-        [name for name in of if folded(name).startswith(folded(text))] if text else [""]
-        for text, of in ((asked.tool, known.tools), (asked.kind, known.errors), (asked.agent, known.agents))
-    ]
-    items, more = list[Any](), False
-    every = list(islice(product(*meant), BEGINNINGS_MAX))
-    for tool, kind, agent in every:
-        narrowed = replace(asked, tool=tool, kind=kind, agent=agent)
-        found = _ask(call.client, narrowed, within | {"agent": agent or None})
-        items, more = [*items, *found], more or found.more
-    items.sort(key=lambda hit: -hit.at_us)
-    limit = within["limit"]
-    began = dict.fromkeys(name for each in every for name in each if name)
-    found = Findings(items[:limit], more=more or len(items) > limit, scanned=None, unread=())
-    return found, tuple(began)
 
 
 class SearchNames(msgspec.Struct, frozen=True, kw_only=True):
