@@ -15,6 +15,7 @@ from killick.engine.control.inbox import COMMAND
 from killick.engine.steps import workspace_folders
 from killick.engine.steps.workspace_hook import Files
 from killick.errors import TimeRefused
+from killick.log.log import Log
 from killick.model import events as e
 from killick.workspace.vault.vault import Vault
 from killick.workspace.workspace import Workspace
@@ -103,6 +104,16 @@ def test_a_change_that_no_snapshot_has_yet_survives_a_rewind_by_the_next_holder(
 def test_a_change_that_no_snapshot_has_yet_is_in_a_fork(kd: killick.Client, folder: Path, unrecorded: Any) -> None:
     kd.fork("r", "1:after", id="f")
     assert told(folder.with_name(f"{folder.name}-f")) == told(folder) == STATES[1]
+
+
+def test_a_change_that_the_parent_makes_while_it_is_forked_is_in_the_fork(
+    kd: killick.Client, folder: Path, unrecorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = next(each.seq for each in kd.events("r") if isinstance(each.event, e.AttemptEnded))
+    looks, ledger = iter([ended - 1]), Log.ledger
+    monkeypatch.setattr(Log, "ledger", lambda log, run, at=None: ledger(log, run, next(looks, at)))
+    kd.fork("r", "1:after", id="f")
+    assert told(folder.with_name(f"{folder.name}-f")) == STATES[1]
 
 
 def test_a_change_that_no_snapshot_has_yet_is_undone(kd: killick.Client, folder: Path, unrecorded: Any) -> None:

@@ -140,6 +140,7 @@ def forked(
             made = fork(
                 log, run, at, name, conditions, at=engine.clock.now_us(), by=by, because=because, workspace=folder,
                 captured=None if taken is None else Capture(parent.uncaptured(), e.to_text(taken.root), 0),
+                unrecorded=parent.uncaptured(),
             )  # fmt: skip
             _create_fork(engine, made)
             if made.forked.files is not None:

@@ -11,7 +11,7 @@ from killick.engine import renewals
 from killick.engine.control.inbox import Verb
 from killick.engine.effects.branch_point import Cut, cut
 from killick.engine.effects.rewind import refuse_own
-from killick.errors import TimeRefused
+from killick.errors import HeadMoved, TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -48,10 +48,13 @@ class Fork(msgspec.Struct, frozen=True):
 def fork(
     log: Log, parent: str, place: str, run: str, conditions: Conditions, *, at: int, by: str | None = None,
     because: str | None = None, workspace: str | None = None, captured: Capture | None = None,
+    unrecorded: int | None = None,
 ) -> Fork:  # fmt: skip
     """The first events of a fork: it shares a run's history up to a place, with its files in a workspace of its own.
 
     `captured` is a snapshot of its parent's files that is not on record; it counts while the parent took none since.
+    `unrecorded` is the change of the files that had no snapshot when the caller looked. Raises HeadMoved if there is
+    another one by now.
     """
     found = cut(log, parent, place, anew=conditions.output, is_fork=True)
     facts = found.fold.facts
@@ -64,6 +67,8 @@ def fork(
         generation = log.ledger(parent, max((found.seq, *found.keep))).facts.generation
     ledger = log.ledger(parent) if workspace is not None else None
     files = None if ledger is None else ledger.files_from(found.seq)
+    if ledger is not None and unrecorded is not None and ledger.uncaptured() not in (0, unrecorded):
+        raise HeadMoved(parent, expected=unrecorded, actual=ledger.uncaptured())
     if ledger is not None and captured is not None and captured.after == ledger.uncaptured() <= found.seq:
         files = captured.root
     forked = e.RunForked(
