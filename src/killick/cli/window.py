@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
-from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
 
@@ -14,12 +13,12 @@ from killick.cli import style as paint
 from killick.cli.context import Shell
 from killick.cli.exit_codes import CommandFailed
 from killick.history.phrasing import counted
-from killick.history.window_report import Windows, grouped, windows
+from killick.history.window_report import ModelCall, Windows, windows
 from killick.log.boundaries import RunMoment
 from killick.presenting.windows import KINDS, NOT_HELD, happened, share
 
 LINES_MAX: Final = 24
-"""The calls of a longer run are grouped, unless every line is asked for."""
+"""The last calls, which are listed; all on request."""
 
 BAR_COLUMNS: Final = 32
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -27,7 +26,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _COLOURS: Final = {"left": "magenta", "files": "cyan", "results": "blue", "documents": "blue", "schemas": "yellow"}
 
 
-def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, full: bool) -> None:
+def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool) -> None:
     """Prints the requests of a run's model calls."""
     found = windows(shell.log, run, place)
     if found is None:
@@ -35,20 +34,16 @@ def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, f
             f"{run}: called no model, so there is no window; {shell.typed('show', run)} shows its steps"
         )
     shell.emit(found)
-    width = shell.out.width
     for part in (_fills(found), _sums(found), _paging(found)):
         for lead, body in part:
             shell.row(lead, body)
         shell.print("")
-    shell.out.print(_calls(found, len(found.calls) if everything else LINES_MAX))
-    if full:
-        for table in _details(found, width):
-            shell.out.print()
-            shell.out.print(table)
-    elif found.evictions or len(found.calls) > LINES_MAX:
-        more = "--full  " + ("--all" if len(found.calls) > LINES_MAX and not everything else "")
-        shell.out.print()
-        shell.out.print(Text(f"more: {shell.typed('show', run, '--window')}  {more}".rstrip(), style="dim"))
+    shell.out.print(_calls(found, found.calls if everything else found.calls[-LINES_MAX:]))
+    if len(found.calls) > LINES_MAX and not everything:
+        earlier = (
+            f"{counted(len(found.calls) - LINES_MAX, 'earlier call')}; {shell.typed('show', run, '--window')} --all"
+        )
+        shell.print("", Text(f"{earlier} lists them", style="dim"))
 
 
 # one part after the other -------------------------------------------------------------------------
@@ -96,17 +91,10 @@ def _paging(found: Windows) -> Iterator[Line]:
     saved = max(found.at.without - found.at.sent, 0)
     batches = counted(len(found.evictions), "batch", "batches")
     yield _line("left", f"{counted(pages, 'page')} in {batches}; {saved:,} tokens fewer at the last call")
-    if found.evictions:
-        largest = max(found.evictions, key=lambda each: each.tokens)
-        text = f"{counted(len(largest.pages), 'page')} before call {largest.call}, {largest.tokens:,} tokens"
-        yield _line("", f"the largest: {text}", style="dim")
     how = Counter(fault.how for fault in found.faults)
     ways = ", ".join(f"{count} {name}" for name, count in how.most_common())
     rate = f"; {share(found.wanted, found.left)} of the evicted tokens were wanted back" if found.left else ""
     yield _line("back", f"{counted(len(found.faults), 'fault')} ({ways}){rate}" if ways else "nothing was wanted back")
-    if found.pins:
-        asked = sum(pin.because == "asked" for pin in found.pins)
-        yield _line("pinned", counted(len(found.pins), "time") + (f", {asked} of them asked for" if asked else ""))
     if found.thrashed:
         yield _line("thrash", f"wanted back more than once: {', '.join(found.thrashed[:8])}", style="yellow")
 
@@ -114,42 +102,19 @@ def _paging(found: Windows) -> Iterator[Line]:
 # calls ----------------------------------------------------------------------------------------------
 
 
-def _calls(found: Windows, most_lines: int) -> Table:
-    """A line a call; of more calls than lines, one for the largest of a few, with what happened at all of them."""
+def _calls(found: Windows, calls: Sequence[ModelCall]) -> Table:
+    """A line a call, with what left before it and what its reply wanted back."""
     most = max(call.without for call in found.calls)
     pages = any(call.without != call.sent for call in found.calls)
     table = paint.table(("CALL", "STEP", "     SENT", *(("  WITHOUT",) if pages else ()), "  COUNTED", "", "WHAT"))
-    for group in grouped(found.calls, most_lines):
-        evicted, faulted = sum(call.evicted for call in group), sum(call.faulted for call in group)
-        call = replace(max(group, key=lambda call: call.sent), evicted=evicted, faulted=faulted)
-        last = f"–{group[-1].number}" if len(group) > 1 else ""
+    for call in calls:
         bar = Text(_bar(call.sent, most, 24), style="green")
         bar.append(_bar(call.without, most, 24)[len(bar.plain) :].replace("█", "░"), style="dim")
         table.add_row(
-            f"{group[0].number:>4}{last}", call.step, f"{call.sent:>9,}", *((f"{call.without:>9,}",) if pages else ()),
+            f"{call.number:>4}", call.step, f"{call.sent:>9,}", *((f"{call.without:>9,}",) if pages else ()),
             f"{call.counted:>9,}" if call.counted else "", bar, happened(call),
         )  # fmt: skip
     return table
-
-
-# details --------------------------------------------------------------------------------------------
-
-
-def _details(found: Windows, width: int) -> Iterator[Table]:
-    """The evictions and the faults, if there are any."""
-    gone = [(each.call, page) for each in found.evictions for page in each.pages]
-    parts: tuple[tuple[tuple[str, ...], list[tuple[str, ...]]], ...] = (
-        (("EVICTED", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"),
-         [(f"call {call}", page.page, page.kind, f"{page.tokens:>7,}", page.why, page.what) for call, page in gone]),
-        (("BACK AFTER", "PAGE", "HOW", " TOKENS", "WHAT"),
-         [(f"call {each.call}", each.page, each.how, f"{each.tokens:>7,}", each.what) for each in found.faults]),
-    )  # fmt: skip
-    for heads, rows in parts:
-        table = paint.table(heads)
-        for row in rows:
-            table.add_row(*row[:-1], paint.brief(row[-1], width - 58))
-        if rows:
-            yield table
 
 
 # how it looks -----------------------------------------------------------------------------------------

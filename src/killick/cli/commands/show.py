@@ -89,7 +89,7 @@ def show_command(
         case ["--window"]:
             from killick.cli.window import show as show_window
 
-            show_window(shell, run, place, everything=everything, full=full)
+            show_window(shell, run, place, everything=everything)
         case _:
             found = timeline(shell.log, run, place.seq, keep=place.keep) if place else timeline(shell.log, run)
             if number is not None:
