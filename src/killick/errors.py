@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from killick.text import printable
@@ -444,12 +444,13 @@ class ContextReadOnly(KillickError, TypeError):
 
 
 class ContextStale(KillickError):
-    """A context change is based on an older version; nothing changed. `changes` are the newer changes."""
+    """A context change is based on an older version; nothing changed. `changes` has the last author of each entry that
+    changed since."""
 
-    def __init__(self, run: str, *, saw: int, version: int, changes: Sequence[Any]) -> None:
-        since = "; ".join(map(str, changes)) or "no change that remains"
-        super().__init__(f"{run}: the context changed since version {saw}: {since}; read it again, give saw={version}")
-        self.run, self.saw, self.version, self.changes = run, saw, version, tuple(changes)
+    def __init__(self, run: str, *, saw: int, version: int, changes: Mapping[str, str]) -> None:
+        since = ", ".join(f"{entry} by {by}" for entry, by in changes.items())
+        super().__init__(f"{run}: the context changed since version {saw} ({since}); read it again, give saw={version}")
+        self.run, self.saw, self.version, self.changes = run, saw, version, dict(changes)
 
 
 class WebhookFailed(KillickError):

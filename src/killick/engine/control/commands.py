@@ -199,47 +199,16 @@ def _recorded_outcome(engine: Engine, message: Message, after: int) -> bool:
 
 
 def stale(engine: Engine, run: str, saw: int) -> ContextStale:
-    """The changes of a context since a version."""
-    log, state = engine.log, engine.log.state(run)
-    seen, last = 0, dict[str, str]()
-    for seq in state.fold.facts.context_parts:
+    """The refusal of a change that is based on an older version: who changed which entries since."""
+    log, facts = engine.log, engine.log.state(run).fold.facts
+    changes: dict[str, str] = {}
+    for seq in facts.context_parts:
         event: Any = log.event(run, seq)
-        if event.version <= saw:
-            seen = seq
-        else:
+        if event.version > saw:
             data = log.data(run, seq)
-            whole: dict[str, Any] = data.get("document") or {}
-            given: dict[str, Any] = {**whole, **data.get("set", {}), **dict.fromkeys(data.get("unset", ()))}
-            last |= dict.fromkeys(given, str(event.by))
-    before: Mapping[str, Any] = (log.state(run, seen).context.document if seen else None) or {}
-    now: Mapping[str, Any] = state.context.document or {}
-    changes = [
-        Changed(name, before.get(name, MISSING), now.get(name, MISSING), by)
-        for name, by in last.items()
-        if before.get(name, MISSING) != now.get(name, MISSING)
-    ]
-    return ContextStale(run, saw=saw, version=state.fold.facts.context_version, changes=changes)
-
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-MISSING: Final = _Missing()
-"""Marks an entry that is absent."""
-
-
-class Changed(NamedTuple):
-    """A changed entry of a context: the old value, the new value, and the last actor."""
-
-    entry: str
-    before: Any
-    now: Any
-    by: str
-
-    def __str__(self) -> str:
-        return f"{self.entry} {self.before!r} → {self.now!r} by {self.by}"
+            given = (*(data.get("document") or ()), *data.get("set", ()), *data.get("unset", ()))
+            changes |= dict.fromkeys(given, str(event.by))
+    return ContextStale(run, saw=saw, version=facts.context_version, changes=changes)
 
 
 # taking, by the holder of the run -----------------------------------------------------------------

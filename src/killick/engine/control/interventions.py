@@ -59,7 +59,7 @@ def entries_of(fold: Fold, body: Body, *, by: str | None, at: int) -> list[Entry
 def _context_changed(fold: Fold, body: Body, by: str, at: int, because: Body) -> Entry:
     version, saw = fold.facts.context_version, body.get("saw")
     if saw is not None and saw != version:
-        raise ContextStale(fold.facts.run, saw=saw, version=version, changes=())
+        raise ContextStale(fold.facts.run, saw=saw, version=version, changes={})
     changed = e.ContextChanged(at=at, version=version + 1, saw=version if saw is None else saw, by=by)
     return Entry(changed, {"set": body["set"], "unset": list(body.get("unset") or ()), **because})
 
