@@ -292,7 +292,7 @@ def test_r25_woken_soon_it_goes_on_without_replay_and_after_eviction_it_replays(
 
 def test_r25_only_so_many_runs_stay_warm(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[str] = []
-    monkeypatch.setattr(executor.Executor.__init__, "__kwdefaults__", {"warm_max": 2})
+    monkeypatch.setattr(executor, "WARM_MAX", 2)
 
     @killick.agent(name="evicted")
     async def agent(run: killick.Run) -> str:

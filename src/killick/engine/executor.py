@@ -70,11 +70,10 @@ class _Rewound(Exception):
 class Executor:
     """The runs that one loop advances."""
 
-    def __init__(self, engine: Engine, run_of: RunOf, *, warm_max: int = WARM_MAX) -> None:
+    def __init__(self, engine: Engine, run_of: RunOf) -> None:
         self.engine = engine
         self._run_of = run_of
         self.poll_seconds = POLL_SECONDS
-        self._warm_max = warm_max
         self._live: dict[str, Execution | None] = {}
         self.warm: OrderedDict[str, Execution] = OrderedDict()
         self._children = ChildTasks(engine, self._live, partial(self.advance, sit_out=True))
@@ -559,7 +558,7 @@ class Executor:
     def _keep_warm(self, ex: Execution) -> None:
         ex.parked = True
         self.warm[ex.run_id] = ex
-        while len(self.warm) > self._warm_max:
+        while len(self.warm) > WARM_MAX:
             _, coldest = self.warm.popitem(last=False)
             self._children.unwind(coldest)
 

@@ -42,14 +42,14 @@ RETRY_AFTER_SECONDS_MAX: Final = 86_400.0
 
 
 OWN_MODULES: Final = (
-    "killick.agents", "killick.client", "killick.definitions", "killick.engine", "killick.llm", "killick.workers",
+    "killick.agents.", "killick.client.", "killick.definitions.", "killick.engine.", "killick.llm.", "killick.workers.",
 )  # fmt: skip
 """Packages whose frames are no part of a failure on record."""
 
 
-def describe(error: BaseException, *, kind: FailureKind | None = None, skip: tuple[str, ...] = ()) -> Failure:
-    """The recorded form of an error. `skip` names modules, besides Killick's own, whose frames are left out."""
-    return _Describing((*OWN_MODULES, *skip)).failure(error, kind or _kind(error), ())
+def describe(error: BaseException, *, kind: FailureKind | None = None) -> Failure:
+    """The recorded form of an error."""
+    return _Describing().failure(error, kind or _kind(error), ())
 
 
 class IsolatedError(Exception):
@@ -366,9 +366,7 @@ def _finite(number: Any) -> float | None:
 class _Describing:
     """One walk along the chain of an error, which may be long, wide, or lead back to where it began."""
 
-    def __init__(self, skip: tuple[str, ...]) -> None:
-        self.skip = skip
-        self.left = FAILURES_MAX
+    left = FAILURES_MAX
 
     def failure(self, error: BaseException, kind: FailureKind, path: tuple[BaseException, ...]) -> Failure:
         self.left -= 1
@@ -386,7 +384,7 @@ class _Describing:
         return Failure(
             kind=kind, type=type_name(type(error)), types=tuple(type_name(cls) for cls in type(error).__mro__[:-1]),
             message=message, notes=_notes(error),
-            frames=_frames(error.__traceback__, self.skip, is_ours=recorded is not None), cause=cause,
+            frames=_frames(error.__traceback__, is_ours=recorded is not None), cause=cause,
             context=self.next(handled, path), members=kept, details=details,
         )  # fmt: skip
 
@@ -438,14 +436,14 @@ def _notes(error: BaseException) -> tuple[str, ...]:
     return tuple(_shortened(_text_of(note), MESSAGE_CHARS_MAX) for note in given[:NOTES_MAX])
 
 
-def _frames(traceback: TracebackType | None, skip: tuple[str, ...], *, is_ours: bool) -> tuple[Frame, ...]:
+def _frames(traceback: TracebackType | None, *, is_ours: bool) -> tuple[Frame, ...]:
     frames: list[Frame] = []
     while traceback is not None:
         frame, code = traceback.tb_frame, traceback.tb_frame.f_code
         module = f"{frame.f_globals.get('__name__')}."
         # The innermost frame says where the error was raised, and is kept. An error of the engine that carries a
         # recorded failure is raised elsewhere on replay.
-        if (traceback.tb_next is None and not is_ours) or not any(module.startswith(f"{name}.") for name in skip):
+        if (traceback.tb_next is None and not is_ours) or not module.startswith(OWN_MODULES):
             frames.append(Frame(printable(code.co_filename), traceback.tb_lineno, printable(code.co_qualname)))
         traceback = traceback.tb_next
     if len(frames) <= FRAMES_MAX:
