@@ -25,6 +25,7 @@ from killick.history.search.terms import term
 from killick.log import Entry, Log, RunLog, repair, verify
 from killick.model import events as e
 from killick.store import MemoryStore, SqliteStore, Store
+from killick.store.records import IndexQuery
 from tables import execute
 
 TESTS = Path(__file__).parent.parent
@@ -386,7 +387,7 @@ def test_what_was_erased_is_found_no_more_and_leaves_no_mark(log: Log, find: Fin
     assert len(find.calls(where={"to": "ada@x.org"})) == 2
     log.erase(teller.handle, at=START_US, reason="she asked", seqs=[seq])
     assert [hit.run for hit in find.calls(where={"to": "ada@x.org"})] == ["b"]
-    [place] = store.search([[term("argument", "is", "to", "ada@x.org")]])
+    [place] = store.search(IndexQuery([[term("argument", "is", "to", "ada@x.org")]]))
     assert place.run == "b"
     assert [hit.run for hit in find.calls("send_email")] == ["b", "a"]
     assert store.inspect() == []
@@ -417,7 +418,7 @@ def test_what_is_erased_while_it_is_being_marked_leaves_no_mark(store: Store) ->
     racing = Log(cast("Store", Erasing()))
     Finder(racing).catch_up()
     assert not Finder(log).calls(where={"to": "ada@x.org"})
-    assert store.search([[term("argument", "is", "to", "ada@x.org")]]) == []
+    assert store.search(IndexQuery([[term("argument", "is", "to", "ada@x.org")]])) == []
     racing.close()
     log.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 import servers
 from killick.store.postgres.store import PostgresStore
-from killick.store.records import OutboxRow, RunQuery, TermBatch, TermRow, TokenBucket
+from killick.store.records import IndexQuery, OutboxRow, RunQuery, TermBatch, TermRow, TokenBucket
 from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
 from store_contract.probes import commit, created, deliver, found
 
@@ -114,7 +114,7 @@ def prepared(store: PostgresStore) -> dict[str, Callable[[int], object]]:
         "listing by agent": lambda number: store.runs(RunQuery(agent="agent3"), limit=50),
         "listing by tag": lambda number: store.runs(RunQuery(tag="tag7"), limit=50),
         "asking": lambda number: store.asking(5, limit=50),
-        "search": lambda number: store.search([[number]], limit=5),
+        "search": lambda number: store.search(IndexQuery([[number]], limit=5)),
         "index terms": terms,
     }
 

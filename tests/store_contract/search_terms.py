@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from killick.store.protocol import Store
-from killick.store.records import TermBatch, TermPosition, TermRow
+from killick.store.records import IndexQuery, TermBatch, TermPosition, TermRow
 from store_contract.builders import following, fork
 from store_contract.probes import Again, commit, created, repaired
 
@@ -20,7 +20,7 @@ def batch(run: str, after: int, up_to: int, *terms: tuple[int, int, int], reset:
 def found(store: Store, *groups: Collection[int] | int, **within: Any) -> list[tuple[str, int]]:
     """Returns the events that match all groups; a single term is a group."""
     all_of = [[group] if isinstance(group, int) else group for group in groups]
-    return [(place.run, place.seq) for place in store.search(all_of, **within)]
+    return [(place.run, place.seq) for place in store.search(IndexQuery(all_of, **within))]
 
 
 def unindexed(store: Store, **within: Any) -> list[tuple[str, int]]:
@@ -59,7 +59,7 @@ class SearchTerms:
             created(store, run, "one", "two")
         store.index_terms([batch("b", 0, 2, (RED, 5, 1), (RED, 5, 2)), batch("a", 0, 2, (RED, 5, 1), (RED, 9, 2))])
         assert found(store, RED) == [("a", 2), ("b", 2), ("b", 1), ("a", 1)]
-        assert store.search([[RED]]) == sorted(store.search([[RED]]), reverse=True)
+        assert store.search(IndexQuery([[RED]])) == sorted(store.search(IndexQuery([[RED]])), reverse=True)
 
     def test_every_group_must_meet_and_one_term_of_each_is_enough(self, store: Store) -> None:
         created(store, "a", "one", "two", "three", "four")
@@ -76,7 +76,7 @@ class SearchTerms:
         store.index_terms([batch("a", 0, 5, *((RED, at, at) for at in (1, 2, 3, 4, 5)))])
         assert found(store, RED, since_us=2, until_us=4) == [("a", 3), ("a", 2)]
         assert found(store, RED, since_us=6) == found(store, RED, until_us=1) == []
-        first = store.search([[RED]], limit=2)
+        first = store.search(IndexQuery([[RED]], limit=2))
         assert [place.seq for place in first] == [5, 4]
         assert found(store, RED, before=first[-1], limit=2) == [("a", 3), ("a", 2)]
         assert found(store, RED, before=first[-1], until_us=3) == [("a", 2), ("a", 1)]

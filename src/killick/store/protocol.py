@@ -146,16 +146,8 @@ class Store(Protocol):
         """Writes the search terms of some runs. Skips a run whose index position is no longer `after`."""
         ...
 
-    def search(
-        self,
-        all_of: Sequence[Collection[int]],
-        *,
-        since_us: int | None = None,
-        until_us: int | None = None,
-        before: records.TermPosition | None = None,
-        limit: int = records.READ_LIMIT,
-    ) -> list[records.TermPosition]:
-        """Returns events with a term of each group, newest first, below a cursor and within the times."""
+    def search(self, query: records.IndexQuery) -> list[records.TermPosition]:
+        """Returns the events of a query, newest first."""
         ...
 
     # leases -----------------------------------------------------------------------------------

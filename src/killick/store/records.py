@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Literal, TypeVar
 from zlib import crc32
 
@@ -225,13 +225,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int | None
     lives: bool
 
-    @classmethod
-    def of(cls, holder: str, ends: Sequence[int | None], now_us: int) -> Holder:
-        """Returns the holder of leases that end at these times."""
-        until_us = min((end for end in ends if end is not None), default=None)
-        lives = any(end is None or end > now_us for end in ends)
-        return cls(holder=holder, runs=len(ends), until_us=until_us, lives=lives)
-
 
 class RunStatus(msgspec.Struct, frozen=True):
     """A run's head, its index status (None: no index), why it is quarantined, and the count of its messages."""
@@ -347,6 +340,30 @@ class TermPosition(msgspec.Struct, frozen=True, order=True):
     number: int
     seq: int
     run: str = ""
+
+
+Key = tuple[int, int, int]
+"""at_us, number, seq: time order, equal for all search terms of an event."""
+
+LAST: Final = (1 << 63) - 1
+"""Later than any time, and more than any number."""
+
+
+class IndexQuery(msgspec.Struct, frozen=True):
+    """Asks for the events with a term of each group, within the times and below a cursor."""
+
+    all_of: Sequence[Collection[int]]
+    since_us: int | None = None
+    until_us: int | None = None
+    before: TermPosition | None = None
+    limit: int = READ_LIMIT
+
+    @property
+    def start(self) -> Key:
+        """Where the answer may begin."""
+        first = (LAST, LAST, LAST) if self.until_us is None else (self.until_us, 0, -1)
+        before = self.before
+        return first if before is None else min(first, (before.at_us, before.number, before.seq - 1))
 
 
 class OutboxRow(msgspec.Struct, frozen=True):

@@ -18,12 +18,12 @@ from killick.model import event_codec
 from killick.model import events as e
 from killick.model.ledger import Ledger
 from killick.model.state import State
-from killick.store.records import READ_LIMIT, Head, TermBatch, TermPosition, UnindexedRun
+from killick.store.records import Head, IndexQuery, TermBatch, TermPosition, UnindexedRun
 
 Progress = Callable[[int], None]
 """Called with the number of events indexed so far."""
 
-Marked = Callable[..., list[TermPosition]]
+Marked = Callable[[IndexQuery], list[TermPosition]]
 """Finds events by groups of terms, as `Store.search` does."""
 
 _RUNS: Final = 1_000
@@ -185,26 +185,18 @@ class Scan:
             if all(terms & group for group in self._groups):
                 self._places.append(place)
 
-    def marked(
-        self,
-        all_of: Sequence[Collection[int]],
-        *,
-        since_us: int | None = None,
-        until_us: int | None = None,
-        before: TermPosition | None = None,
-        limit: int = READ_LIMIT,
-    ) -> list[TermPosition]:
+    def marked(self, query: IndexQuery) -> list[TermPosition]:
         """As `Store.search`, for the scanned groups and for links."""
-        if [frozenset(group) for group in all_of] == self._groups:
+        if [frozenset(group) for group in query.all_of] == self._groups:
             found = self._places
         else:
-            [[link]] = all_of
+            [[link]] = query.all_of
             found = self._links[link]
         fits = (
             place
             for place in found
-            if (since_us is None or place.at_us >= since_us)
-            and (until_us is None or place.at_us < until_us)
-            and (before is None or place < before)
+            if (query.since_us is None or place.at_us >= query.since_us)
+            and (query.until_us is None or place.at_us < query.until_us)
+            and (query.before is None or place < query.before)
         )
-        return [place for place, _ in zip(fits, range(limit), strict=False)]
+        return [place for place, _ in zip(fits, range(query.limit), strict=False)]

@@ -7,7 +7,7 @@ are skipped. Rewound events are found too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
@@ -44,7 +44,7 @@ from killick.model.codec import Erased, plain
 from killick.model.facts import LIVE, Step
 from killick.model.ledger import Effect
 from killick.model.state import State
-from killick.store.records import ASKS, NO_DEADLINE, RunQuery, TermPosition
+from killick.store.records import ASKS, NO_DEADLINE, IndexQuery, RunQuery, TermPosition
 
 _PAGE_MIN: Final = 64
 _PAGE_MAX: Final = 4_096
@@ -300,7 +300,7 @@ class Finder(Group[C]):
         if run is not None:
             # The index is in time order; for a single run its own log is shorter.
             marked = Scan(log, groups, run).marked
-        places = _places(marked, groups, within.get("since_us"), within.get("until_us"))
+        places = _places(marked, IndexQuery(groups, within.get("since_us"), within.get("until_us"), limit=_PAGE_MIN))
         recorded = (hit for place in places for hit in reader.hits(read, place))
         found = merge(also, recorded, key=lambda hit: -hit.at_us)
         items = list(found if limit is None else islice(found, limit + 1))
@@ -312,17 +312,13 @@ _Read = Callable[["_Reader", TermPosition, e.Event], Iterator[T]]
 """Returns an event's result, if it matches."""
 
 
-def _places(
-    marked: Marked, groups: Sequence[Collection[int]], since_us: int | None, until_us: int | None
-) -> Iterator[TermPosition]:
+def _places(marked: Marked, query: IndexQuery) -> Iterator[TermPosition]:
     """Yields positions, newest first, page by page."""
-    before: TermPosition | None = None
-    size = _PAGE_MIN
-    while page := marked(groups, since_us=since_us, until_us=until_us, before=before, limit=size):
+    while page := marked(query):
         yield from page
-        if len(page) < size:
+        if len(page) < query.limit:
             return
-        before, size = page[-1], min(size * 4, _PAGE_MAX)
+        query = msgspec.structs.replace(query, before=page[-1], limit=min(query.limit * 4, _PAGE_MAX))
 
 
 def _untaken(log: Log, within: Within) -> Iterator[FoundAnswer]:
@@ -434,7 +430,7 @@ class _Reader:
         return "stands" if effect.status == "happened" else "in_doubt"
 
     def _undone_by_fork(self, run: str, effect: Effect) -> bool:
-        forks = self._marked([[term("undone", run, str(effect.intended))]])
+        forks = self._marked(IndexQuery([[term("undone", run, str(effect.intended))]]))
         found = (each for fork in forks for each in self.effects(fork.run, effect.intended))
         return any(each.key == effect.key and each.status == "undone" for each in found)
 
@@ -449,7 +445,8 @@ class _Reader:
         run = place.run
         if run not in self._rewinds:
             found = [
-                (each.seq, self._log.event(run, each.seq)) for each in reversed(self._marked([[term("rewound", run)]]))
+                (each.seq, self._log.event(run, each.seq))
+                for each in reversed(self._marked(IndexQuery([[term("rewound", run)]])))
             ]
             self._rewinds[run] = [(seq, event) for seq, event in found if isinstance(event, e.RunRewound)]
         for seq, event in self._rewinds[run]:

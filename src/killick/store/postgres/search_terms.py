@@ -5,14 +5,11 @@ Terms are opaque numbers. The index is derived: if one row is damaged, all of it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from killick.store.postgres.server import Statements
 from killick.store.postgres.wire import Session
-from killick.store.records import TermBatch, TermPosition, row_check
-from killick.store.sql.rows import start_of
+from killick.store.records import TermBatch, row_check
 
 
 def index_terms(session: Session, q: Statements, items: Sequence[TermBatch]) -> None:
@@ -40,17 +37,3 @@ def forget(session: Session, q: Statements, numbers: Sequence[int]) -> None:
     if numbers:
         session.run(q.drop_terms, numbers)
         session.run(q.drop_index_positions, numbers)
-
-
-def search(
-    session: Session,
-    q: Statements,
-    all_of: Sequence[Collection[int]],
-    since_us: int | None,
-    until_us: int | None,
-    before: TermPosition | None,
-    limit: int,
-) -> list[TermPosition]:
-    groups = msgspec.json.encode([list(terms) for terms in all_of])
-    found = session.rows(q.search, groups, 0 if since_us is None else since_us, *start_of(until_us, before), limit)
-    return [TermPosition(*row) for row in found] if all_of else []

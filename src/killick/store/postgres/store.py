@@ -29,7 +29,7 @@ from killick.store.postgres.server import PostgresServer, T, namespaces
 from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.sql.reads import SqlReads
-from killick.store.sql.rows import LAST, damaged_terms, head_of, snapshot_of
+from killick.store.sql.rows import damaged_terms, head_of, snapshot_of
 
 SESSIONS: Final = 8
 _SHORTLY: Final = "SET LOCAL lock_timeout = 250"
@@ -208,17 +208,10 @@ class PostgresStore(SqlReads):
     def index_terms(self, items: Sequence[records.TermBatch]) -> None:
         self._server.transact(lambda session: search_terms.index_terms(session, self._q, items))
 
-    def search(
-        self,
-        all_of: Sequence[Collection[int]],
-        *,
-        since_us: int | None = None,
-        until_us: int | None = None,
-        before: records.TermPosition | None = None,
-        limit: int = records.READ_LIMIT,
-    ) -> list[records.TermPosition]:
-        within = (since_us, until_us, before, limit)
-        return self._server.run(lambda session: search_terms.search(session, self._q, all_of, *within))
+    def search(self, query: records.IndexQuery) -> list[records.TermPosition]:
+        groups = msgspec.json.encode([list(terms) for terms in query.all_of])
+        found = self._rows(self._q.search, groups, query.since_us or 0, *query.start, query.limit)
+        return [records.TermPosition(*row) for row in found] if query.all_of else []
 
     # leases -----------------------------------------------------------------------------------
 
@@ -321,7 +314,9 @@ class PostgresStore(SqlReads):
     def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
         name, sql, values = runs_query(query)
         statement = self._q.of(name, lambda: sql)
-        return [run_row_of(row) for row in self._rows(statement, LAST if before is None else before, limit, *values)]
+        return [
+            run_row_of(row) for row in self._rows(statement, records.LAST if before is None else before, limit, *values)
+        ]
 
     def counts(self, query: records.RunQuery) -> dict[str, int]:
         name, sql, values = counts_query(query)

@@ -253,20 +253,13 @@ class RedisStore:
         ]
         self._ask("index_terms", args)
 
-    def search(
-        self,
-        all_of: Sequence[Collection[int]],
-        *,
-        since_us: int | None = None,
-        until_us: int | None = None,
-        before: records.TermPosition | None = None,
-        limit: int = records.READ_LIMIT,
-    ) -> list[records.TermPosition]:
-        at_us, name = ("+inf", "~") if until_us is None else (str(until_us), "")
-        if before is not None and (until_us is None or before.at_us < until_us):
+    def search(self, query: records.IndexQuery) -> list[records.TermPosition]:
+        at_us, name = ("+inf", "~") if query.until_us is None else (str(query.until_us), "")
+        before, limit = query.before, query.limit
+        if before is not None and (query.until_us is None or before.at_us < query.until_us):
             at_us, name = str(before.at_us), f"{before.number:016}{before.seq:012}"
-        groups = [[str(term) for term in group] for group in all_of]
-        since = None if since_us is None else str(since_us)
+        groups = [[str(term) for term in group] for group in query.all_of]
+        since = None if query.since_us is None else str(query.since_us)
         places: list[records.TermPosition] = []
         while True:
             args = {"all_of": groups, "at_us": at_us, "name": name, "since_us": since, "limit": limit - len(places)}
@@ -427,7 +420,13 @@ class RedisStore:
         held: defaultdict[str, list[int | None]] = defaultdict(list)
         for holder, until in found:
             held[holder.decode()].append(None if until is None else int(until))
-        return [records.Holder.of(holder, ends, int(now)) for holder, ends in sorted(held.items())]
+        return [
+            records.Holder(
+                holder=holder, runs=len(ends), until_us=min((end for end in ends if end is not None), default=None),
+                lives=any(end is None or end > int(now) for end in ends),
+            )
+            for holder, ends in sorted(held.items())
+        ]  # fmt: skip
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
         args = {"now_us": str(now_us), "limit": limit, "agents": None if agents is None else list(agents)}

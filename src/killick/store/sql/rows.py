@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from killick.store.records import Head, Message, Snapshot, TermPosition, row_check
+from killick.store.records import Head, Message, Snapshot, row_check
 
 
 def head_of(found: tuple[Any, ...]) -> Head:
@@ -24,19 +24,6 @@ def message_of(run: str, found: tuple[Any, ...]) -> Message:
 def snapshot_of(found: tuple[Any, ...]) -> Snapshot:
     seq, fold, hash_, root = found
     return Snapshot(seq=seq, fold=fold, hash=hash_, root=root)
-
-
-Key = tuple[int, int, int]
-"""at_us, number, seq: time order, equal for all search terms of an event."""
-
-LAST: Final = (1 << 63) - 1
-"""Later than any time, and more than any number."""
-
-
-def start_of(until_us: int | None, before: TermPosition | None) -> Key:
-    """Returns where a query starts: before a time and below a cursor."""
-    first = (LAST, LAST, LAST) if until_us is None else (until_us, 0, -1)
-    return first if before is None else min(first, (before.at_us, before.number, before.seq - 1))
 
 
 def damaged_terms(

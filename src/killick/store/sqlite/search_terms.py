@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Final
 
-from killick.store.records import TermBatch, TermPosition, row_check
-from killick.store.sql.rows import Key, damaged_terms
+from killick.store.records import IndexQuery, Key, TermBatch, TermPosition, row_check
+from killick.store.sql.rows import damaged_terms
 from killick.store.sqlite.rows import Q
 
 _TOGETHER: Final = 500
@@ -65,20 +65,20 @@ def sweep(db: sqlite3.Cursor) -> None:
 # finding ------------------------------------------------------------------------------------------
 
 
-def search(db: sqlite3.Cursor, all_of: Sequence[Collection[int]], since_us: int, start: Key) -> Iterator[TermPosition]:
-    """Yields events at or before `start` with a term of every group, newest first.
+def search(db: sqlite3.Cursor, query: IndexQuery) -> Iterator[TermPosition]:
+    """Yields events with a term of every group, newest first.
 
     Each group in turn names its newest candidate and the others skip to it, so the cost is bounded by the rarest group.
     """
     runs: dict[int, str | None] = {}
-    key, agreed = start, 0
-    for terms in cycle(all_of):
+    key, agreed = query.start, 0
+    for terms in cycle(query.all_of):
         found = _newest(db, terms, key)
-        if found is None or found[0] < since_us:
+        if found is None or found[0] < (query.since_us or 0):
             return
         agreed = agreed + 1 if found == key else 1
         key = found
-        if agreed < len(all_of):
+        if agreed < len(query.all_of):
             continue
         at_us, number, seq = key
         if number not in runs:

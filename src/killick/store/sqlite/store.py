@@ -24,7 +24,7 @@ from killick.store.liveness import Holders
 from killick.store.notify import Listener, Notifier
 from killick.store.protocol import lease_clock_us
 from killick.store.sql.reads import LOG, SqlReads
-from killick.store.sql.rows import head_of, snapshot_of, start_of
+from killick.store.sql.rows import head_of, snapshot_of
 from killick.store.sqlite import listing, search_terms
 from killick.store.sqlite.conditions import conditions
 from killick.store.sqlite.database import Database
@@ -182,18 +182,9 @@ class Tables(SqlReads):
         with self._database.writing() as db:
             search_terms.index_terms(db, items)
 
-    def search(
-        self,
-        all_of: Sequence[Collection[int]],
-        *,
-        since_us: int | None = None,
-        until_us: int | None = None,
-        before: records.TermPosition | None = None,
-        limit: int = records.READ_LIMIT,
-    ) -> list[records.TermPosition]:
-        start = start_of(until_us, before)
+    def search(self, query: records.IndexQuery) -> list[records.TermPosition]:
         with self._database.reading() as db:
-            return list(islice(search_terms.search(db, all_of, 0 if since_us is None else since_us, start), limit))
+            return list(islice(search_terms.search(db, query), query.limit))
 
     # leases -----------------------------------------------------------------------------------
 
