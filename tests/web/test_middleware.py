@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.web.middleware import CSP, VISIT, Buckets, Guard, Limits
+from killick.web.middleware import CSP, PERSON, Buckets, Guard, Limits
 from killick.workers.tokens import Person
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -172,7 +172,7 @@ def test_who_asks_too_often_is_told_when_to_come_again_and_others_are_served() -
 def test_people_who_are_known_count_each_for_themselves_also_from_one_address() -> None:
     async def known(scope: Any, receive: Any, send: Any) -> None:
         name = dict(scope["headers"])[b"authorization"].decode()
-        scope[VISIT].person = None if name == "wrong" else Person(name)
+        scope["state"][PERSON] = None if name == "wrong" else Person(name)
         await send({"type": "http.response.start", "status": 401 if name == "wrong" else 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
@@ -227,7 +227,7 @@ def test_an_error_of_the_apps_is_told_to_nobody_and_logged(caplog: pytest.LogCap
 
 def test_a_write_is_one_line_without_its_query_or_body(caplog: pytest.LogCaptureFixture) -> None:
     async def known(scope: Any, receive: Any, send: Any) -> None:
-        scope[VISIT].person = Person("ann", "operator")
+        scope["state"][PERSON] = Person("ann", "operator")
         await echo(scope, receive, send)
 
     with caplog.at_level(logging.INFO, "killick"):

@@ -167,7 +167,6 @@ class _Endpoint:
         if person is None:
             headers = {"WWW-Authenticate": 'Bearer realm="killick"'}
             raise Problem(401, access.way_in, code="unauthenticated", headers=headers)
-        request.scope["killick.person"] = person
         if not person.may(route.scope):
             reason = f"{person.name} is {_a(person.scope)}, and this takes {_a(route.scope)}"
             raise Problem(403, reason, code="scope_too_small")

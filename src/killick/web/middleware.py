@@ -49,8 +49,8 @@ HEADERS: Final = tuple(
 """The headers of every response."""
 _OURS: Final = frozenset({*(name for name, _ in HEADERS), b"server"})
 
-VISIT: Final = "killick.visit"
-"""Where in a request's scope its Visit is."""
+PERSON: Final = "killick_person"
+"""Where in a request's state the access check records the caller."""
 
 _LOOKS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BUCKETS_MAX: Final = 10_000
@@ -69,15 +69,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Requests a second, of one person or one address."""
     burst: int = 400
     """How many may come at once before the rate counts."""
-
-
-class Visit:
-    """One request in progress. The access check records the caller here."""
-
-    __slots__ = ("person",)
-
-    def __init__(self) -> None:
-        self.person: Person | None = None
 
 
 class Buckets:
@@ -167,7 +158,7 @@ class _RequestCycle:
         self.guard = guard
         self.limits = guard.limits
         self.scope = scope
-        self.visit = Visit()
+        self._state: dict[str, Any] = scope.setdefault("state", {})
         self._shown = _shown(scope)
         self._receive = receive
         self._send = send
@@ -176,7 +167,7 @@ class _RequestCycle:
         self.ended = False
 
     async def handle(self) -> None:
-        self.scope[VISIT] = self.visit
+        self._state[PERSON] = None
         # By this version a stream listens for who goes; later ones find out when they send.
         self.scope["asgi"] = {**self.scope.get("asgi", {}), "spec_version": "2.3"}
         try:
@@ -245,8 +236,9 @@ class _RequestCycle:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": self._response_headers(message.get("headers", ()))}
-            if self.visit.person is not None or self.status == 401:
-                self.guard.remember(self._shown, self.visit.person)
+            person = self._state[PERSON]
+            if person is not None or self.status == 401:
+                self.guard.remember(self._shown, person)
         elif message["type"] == "http.response.body" and not message.get("more_body"):
             self.ended = True
         await self._send(message)
@@ -276,10 +268,11 @@ class _RequestCycle:
         """One line for each write: the person, the request and the status. No query and no body."""
         if self.scope["method"] in _LOOKS:
             return
+        person = self._state[PERSON]
         path = (self.scope.get("raw_path") or str(self.scope["path"]).encode()).partition(b"?")[0]
         fields = {
             "what": "wrote" if self.status < 400 else "refused",
-            "who": self.visit.person.name if self.visit.person is not None else None,
+            "who": person.name if person is not None else None,
             "method": self.scope["method"],
             "path": path.decode("latin-1").encode("ascii", "backslashreplace").decode(),
             "status": self.status,

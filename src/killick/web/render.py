@@ -88,7 +88,7 @@ def render(
 def problem_page(context: AppContext, request: Request, problem: Problem) -> Response:
     """The page of a problem."""
     return render(
-        context, request, "problem.html", person=request.scope.get("killick.person"), status=problem.status,
+        context, request, "problem.html", person=getattr(request.state, "killick_person", None), status=problem.status,
         headers=problem.headers, doc=problem.document(), asked=None, twin=None,
         now=timestamp(context.client.runtime.clock.now_us()),
     )  # fmt: skip

@@ -24,7 +24,6 @@ from killick.browser_guard import LOCAL_NAMES, refusal
 from killick.errors import AccessRefused
 from killick.model.events import to_text
 from killick.web.auth.server_keys import owner_key, session_key
-from killick.web.middleware import VISIT
 from killick.web.problems import Problem
 from killick.web.status_reader import StatusReader
 from killick.workers.tokens import TOKENS, Person, Token, Tokens, checked
@@ -80,10 +79,7 @@ class Access:
         return "send Authorization: Bearer TOKEN; `killick token create` makes one"
 
     async def identify(self, request: Request) -> Person | None:
-        person = await self._identified(request)
-        visit = request.scope.get(VISIT)
-        if visit is not None:
-            visit.person = person
+        request.state.killick_person = person = await self._identified(request)
         return person
 
     async def _identified(self, request: Request) -> Person | None:

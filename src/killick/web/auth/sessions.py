@@ -17,7 +17,7 @@ from starlette.routing import Route as StarletteRoute
 from killick.logger import get_logger
 from killick.web.addresses import address
 from killick.web.auth.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
-from killick.web.middleware import VISIT, Buckets
+from killick.web.middleware import Buckets
 from killick.web.problems import Problem
 from killick.web.render import problem_page, render
 
@@ -91,8 +91,7 @@ class _SigningIn:
 
     def _admitted(self, request: Request, wanted: str, admitted: Admitted) -> Response:
         self._failures.forgive(_address(request))
-        if (visit := request.scope.get(VISIT)) is not None:
-            visit.person = admitted.person
+        request.state.killick_person = admitted.person
         response = RedirectResponse(wanted, 303)
         set_cookie(request, response, SESSION, self.access.session(admitted.id), seconds=SESSION_SECONDS)
         return response

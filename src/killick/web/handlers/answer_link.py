@@ -17,7 +17,6 @@ from killick.history.run_info import waits_of
 from killick.presenting.documents import Document
 from killick.web.handlers import inbox
 from killick.web.handlers.inbox import AnswerRequest, AnswerResult, InboxQuestion, WaitAsked
-from killick.web.middleware import VISIT
 from killick.web.problems import Problem
 from killick.web.routes import Call, Person, get, post
 from killick.workers.answer_links import PATH, SECRET, URL, Link, is_configured, outcome, read
@@ -64,9 +63,7 @@ def open_wait(call: Call[Any, Any], link: Link, by: str) -> Wait:
         raise AnswerRefused(id_, "the question has changed since this was sent; open the newest message")
     if not may_answer(by, wait.to, wait.may, client.runtime.engine.roles):
         raise NotAsked(id_, by=by, may=wait.may or wait.to)
-    call.person = Person(by, "operator")
-    if (visit := call.request.scope.get(VISIT)) is not None:
-        visit.person = call.person
+    call.request.state.killick_person = call.person = Person(by, "operator")
     return wait
 
 
