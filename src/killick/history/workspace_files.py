@@ -82,8 +82,7 @@ def id_of(root: Id) -> str:
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One path of a snapshot. A folder's `size` is the total below it, if computed; `target` is a link's target; `how`
-    is its change since the previous snapshot."""
+    """One path of a snapshot. `target` is a link's target; `how` is its change since the previous snapshot."""
 
     path: str
     kind: tree.Kind
@@ -92,7 +91,6 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     mtime_ns: int
     target: str | None = None
     how: How | None = None
-    files: int | None = None
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,73 +154,40 @@ class Files:
         listed_names = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         return f"{where} had {listed_names or 'nothing'}"
 
-    def listing(self, path: str = "", *, deep: bool = True, limit: int = LISTED_MAX) -> Listing:
-        """Lists the entries below a path, and their changes; only direct ones unless `deep`."""
+    def listing(self, path: str = "", *, limit: int = LISTED_MAX) -> Listing:
+        """Lists the entries below a path, and their changes."""
         name, entry = self.find(path) if path else (b"", self.top)
         changed = {each.path: each for each in self._changes() if each.path and tree.is_at(each.path, name)}
         changes: dict[bytes, How] = {place: each.how for place, each in changed.items() if not each.is_time_only}
         entries: dict[bytes, FileEntry] = {}
-        inside: Counter[bytes] = Counter()
-        sizes: Counter[bytes] = Counter()
-        folders = left_out = 0
+        files = folders = size = left_out = 0
         for place, each in tree.walk(entry, self.vault.load, name) if entry.is_folder else [(name, entry)]:
-            first = _first_below(place, name)
             folders += each.is_folder
-            inside[first] += not each.is_folder
-            sizes[first] += each.size if each.kind == tree.FILE else 0
-            if not deep and first != place:
-                continue
+            files += not each.is_folder
+            size += each.size if each.kind == tree.FILE else 0
             if len(entries) < limit:
                 entries[place] = listed(place, each, changes.get(place))
             else:
                 left_out += 1
         for place, change in changed.items():
-            if change.before is not None and change.after is None and (deep or _first_below(place, name) == place):
+            if change.before is not None and change.after is None:
                 entries[place] = listed(place, change.before, "removed")
-        if not deep:
-            entries = {place: _summed(each, inside[place], sizes[place]) for place, each in entries.items()}
         return Listing(
             run=self.run, at=self.at, seq=self.seq, snapshot=self.root.hex(), folder=self.folder,
             since=self.since[0] if self.since else None, path=shown(name),
             entries=tuple(entries[place] for place in sorted(entries, key=lambda each: each.split(b"/"))),
-            left_out=left_out, files=inside.total(), folders=folders, size_bytes=sizes.total(),
-            changed=dict(Counter(changes.values())),
+            left_out=left_out, files=files, folders=folders, size_bytes=size, changed=dict(Counter(changes.values())),
         )  # fmt: skip
 
     def _changes(self) -> Iterator[tree.Change]:
         if self.since is not None and self.since[1] != self.root:
             yield from tree.changes(tree.root(self.since[1], self.vault.load), self.top, self.vault.load)
 
-    def diff(self) -> FilesDiff | None:
-        """Returns the changes since the compared snapshot; None without one."""
-        if self.since is None:
-            return None
-        sides = [FilesSide(self.run, self.seq, label, root.hex()) for label, root in (self.since, (self.at, self.root))]
-        return compared(sides[0], sides[1], self.since[1], self.root, self.vault.load)
-
-    def read(self, path: str, limit: int | None = None) -> bytes:
-        """Returns a file's content, or its beginning; a link's target."""
-        _, entry = self.find(path)
-        return b"".join(self.pieces(path, entry, limit))
-
     def pieces(self, path: str, entry: Entry, limit: int | None = None) -> Iterator[bytes]:
         """Yields a file's content in chunks, also for one larger than memory."""
         if entry.kind not in (tree.FILE, tree.LINK):
             raise WorkspaceRefused(path, f"is a {entry.sort} in the snapshot, which has no content")
         return content(entry, self.vault.load, limit)
-
-
-def _first_below(path: bytes, above: bytes) -> bytes:
-    """Returns the path up to the first name below another."""
-    start = len(above) + 1 if above else 0
-    end = path.find(b"/", start)
-    return path if end < 0 else path[:end]
-
-
-def _summed(each: FileEntry, files: int, size: int) -> FileEntry:
-    if each.kind != "folder" or each.how == "removed":
-        return each
-    return replace(each, files=files, size=size)
 
 
 def listed(path: bytes, entry: Entry, how: How | None = None) -> FileEntry:

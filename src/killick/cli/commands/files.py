@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,13 +21,10 @@ from killick.presenting.time_travel import changed_files
 from killick.workspace import tree
 
 LINES_MAX: Final = 48
-"""A longer listing is folded to the changed entries and the names of the folder itself."""
+"""So many entries are printed, the changed ones first; `--all` prints all."""
 
 CHANGES_MAX: Final = 40
 """So many changes, and so many lines of each file, are printed; `--files` prints all."""
-
-READ_MAX: Final = 4 << 20
-"""The maximum size of a file in JSON output."""
 
 SIGNS: Final[Mapping[How, tuple[str, str]]] = {
     "added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow"), "touched": ("·", "cyan"),
@@ -51,18 +47,12 @@ def show(shell: Shell, run: str, at: str | None, path: str | None, *, everything
                 return
         listing = found.listing(path or "")
         shell.emit(listing)
-        folded = None
-        if len(listing.entries) > LINES_MAX and not everything:
-            folded = found.listing(path or "", deep=False)
-        shell.print(*_listing(shell, listing, folded))
+        shell.print(*_listing(shell, listing, everything=everything))
 
 
 def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
     if shell.json:
-        about = {"run": found.run, "at": found.at, "snapshot": found.root.hex()}
-        fields = history.listed(path.encode(), entry)
-        shell.emit({**about, **{name: getattr(fields, name) for name in fields.__struct_fields__[:6]},
-                    **_content_fields(b"".join(found.pieces(path, entry, READ_MAX)), entry)})  # fmt: skip
+        shell.emit(history.listed(path.encode(), entry))
         return
     pieces = found.pieces(path, entry)
     if entry.kind == tree.LINK:
@@ -81,20 +71,12 @@ def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
         shell.out.print(Text(_plain(piece.decode("utf-8", "replace"))), soft_wrap=True, end="")
 
 
-def _content_fields(data: bytes, entry: tree.Entry) -> dict[str, Any]:
-    cut = {"cut_at": READ_MAX} if entry.size > READ_MAX else {}
-    try:
-        return {"text": data.decode(), **cut}
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode(), **cut}
-
-
 def _plain(text: str) -> str:
     """A text that moves no cursor: characters that are neither printable nor line breaks are escaped."""
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
 
 
-def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[Text]:
+def _listing(shell: Shell, found: Listing, *, everything: bool) -> Iterator[Text]:
     head = Text.assemble((found.run, "bold"), "  files at ", (paint.place(found.at, found.seq), "bold"))
     yield head.append(f"  {found.path}/" if found.path else "")
     held = f"{counted(found.files, 'file')} in {counted(found.folders + 1, 'folder')}, {size_text(found.size_bytes)}"
@@ -102,31 +84,26 @@ def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[T
     yield _labelled("snapshot", Text.assemble((found.snapshot[: history.ID_DIGITS], "cyan"), f"  {held}"))
     if found.since is not None:
         yield _labelled("since", Text(f"{found.since}: ").append_text(paint.text(changed_files(found.changed))))
-    entries = (folded or found).entries
-    changed = [each for each in found.entries if each.how is not None] if folded is not None else []
-    changed = [each for each in changed if each not in entries]
-    for block in ([*changed[:LINES_MAX]], entries):
-        if block:
-            yield Text()
-            yield from _rows(block)
-            if block is not entries and len(changed) > LINES_MAX:
-                yield Text(f"    and {len(changed) - LINES_MAX:,} more that changed; --all lists them", style="dim")
+    entries = list(found.entries)
+    if is_cut := len(entries) > LINES_MAX and not everything:
+        entries = sorted(entries, key=lambda each: each.how is None)[:LINES_MAX]
+    yield Text()
+    yield from _rows(entries)
     if not entries:
-        yield Text()
         yield Text("  nothing is in it", style="dim")
-    if found.left_out:
-        yield Text(f"    and {found.left_out:,} more", style="dim")
+    if left := len(found.entries) - len(entries) + found.left_out:
+        yield Text(f"    and {left:,} more", style="dim")
     yield Text()
     place = () if found.at == "now" else ("--at", found.at.partition(" ")[0])
-    more = f"{shell.typed('show', found.run, '--files', *place)}  PATH{'  --all' if folded is not None else ''}"
+    more = f"{shell.typed('show', found.run, '--files', *place)}  PATH{'  --all' if is_cut else ''}"
     yield Text(f"more: {more}", style="dim")
 
 
 def _rows(entries: Iterable[FileEntry]) -> Iterator[Text]:
     for each in entries:
         sign, style = SIGNS[each.how] if each.how is not None else (" ", "")
-        size = size_text(each.size) if each.kind == "file" or each.files else ""
-        when = counted(each.files, "file") if each.files is not None else paint.moment(each.mtime_ns // 1_000)
+        size = size_text(each.size) if each.kind == "file" else ""
+        when = paint.moment(each.mtime_ns // 1_000)
         line = Text.assemble("  ", (f"{sign} ", f"bold {style}"), (stat.filemode(_TYPES[each.kind] | each.mode), "dim"))
         line.append(f" {size:>8}  ").append(f"{when:<19}  ", style="dim")
         yield line.append_text(_name(each, style))
