@@ -448,8 +448,9 @@ class ContextStale(KillickError):
     changed since."""
 
     def __init__(self, run: str, *, saw: int, version: int, changes: Mapping[str, str]) -> None:
-        since = ", ".join(f"{entry} by {by}" for entry, by in changes.items())
-        super().__init__(f"{run}: the context changed since version {saw} ({since}); read it again, give saw={version}")
+        names = ", ".join(f"{entry} by {by}" for entry, by in changes.items())
+        since = f" ({names})" if names else ""
+        super().__init__(f"{run}: the context changed since version {saw}{since}; read it again, give saw={version}")
         self.run, self.saw, self.version, self.changes = run, saw, version, dict(changes)
 
 
