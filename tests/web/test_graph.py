@@ -12,11 +12,11 @@ from starlette.testclient import TestClient
 
 import killick
 from families import Family, claim
-from killick.history.graph.graph import Lane, run_graph
-from killick.history.graph.svg import svg
-from killick.history.graph.truncation import HEAD, LONG, TAIL
 from killick.log import Entry, Log
 from killick.model import events as e
+from killick.presenting.graph.graph import Lane, run_graph
+from killick.presenting.graph.svg import svg
+from killick.presenting.graph.truncation import HEAD, LONG, TAIL
 from killick.store import MemoryStore
 from killick.web.app import asgi
 from killick.web.auth.access import Identified

@@ -342,8 +342,8 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
 
 
 def _graph(shell: Shell, run: str) -> None:
-    from killick.history.graph.graph import run_graph
-    from killick.history.graph.text import ending, heading
+    from killick.presenting.graph.graph import run_graph
+    from killick.presenting.graph.text import ending, heading
 
     found = run_graph(shell.log, run)
     shell.emit(found.document())

@@ -8,9 +8,8 @@ from urllib.parse import quote
 import msgspec
 from starlette.responses import Response
 
-from killick.history.graph.graph import Graph, Lane, run_graph
-from killick.history.graph.svg import svg
-from killick.presenting.steps import reply_text
+from killick.presenting.graph.graph import Graph, Lane, run_graph
+from killick.presenting.graph.svg import svg
 from killick.web.routes import Call, Nothing, RunAsked, get
 
 RUNS_MAX: Final = 24
@@ -46,8 +45,7 @@ def picture(call: Call[PictureAsked, Nothing]) -> Response:
             return call.url("/runs/{run}", run=lane.run)
         return f"{call.url('/runs/{run}', run=lane.run, step=step)}#step-{step}"
 
-    found = _drawn(call)
-    drawn = svg(found, link_to, text_of=reply_text, whole=call.asked.whole)
+    drawn = svg(_drawn(call), link_to, whole=call.asked.whole)
     # It is a part of a page: opened by itself, it is saved.
     name = f"attachment; filename*=UTF-8''{quote(call.asked.run, safe='')}.svg"
     return Response(drawn, headers={"Content-Disposition": name}, media_type="image/svg+xml")

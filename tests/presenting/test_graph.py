@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import killick
 from families import Family, claim
 from killick.history.diff import between
-from killick.history.graph.graph import Graph, Lane, Node, kept, layout, run_graph
 from killick.history.timeline import timeline
 from killick.log import Entry, boundaries
 from killick.model import events as e
+from killick.presenting.graph.graph import Graph, Lane, Node, kept, layout, run_graph
 
 
 def numbers(lane: Lane) -> list[str]:

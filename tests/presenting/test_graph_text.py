@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from families import Family, claim
-from killick.history.graph.graph import Lane, run_graph
-from killick.history.graph.svg import CHAR, svg
-from killick.history.graph.text import cells, cut
 from killick.log import Entry
 from killick.model import events as e
+from killick.presenting.graph.graph import Lane, run_graph
+from killick.presenting.graph.svg import CHAR, svg
+from killick.presenting.graph.text import cells, cut
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -94,7 +94,7 @@ def lines(told: Family, run: str = "r") -> list[str]:
 def test_each_lane_says_what_it_is_and_each_step_what_it_did() -> None:
     said = lines(claim(), "r-fork")
     for line in (
-        '1 check → {"status":"up"}', "fork at 1:after", "rewound, generation 0", "rewound to 3:before by ann",
+        '1 check → {"status": "up"}', "fork at 1:after", "rewound, generation 0", "rewound to 3:before by ann",
         "“the wrong Ann”", "3 pay → paid", "undone", "child, child of step 2", "↩ from step 3~0", "undone by 0.1",
         'context route="manager"', "4 Who? → manager", "input 18", "model big-one", "waiting",
         "5 asks managers: The bank is down. Pa…", "0.1 undo 3 pay",

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from killick.history.graph.graph import Graph, Lane, Layout, Node, layout
-from killick.history.graph.text import TextOf, brief, cells, cut, ending, heading, notes, outcome, what
-from killick.history.phrasing import counted
+from killick.history.phrasing import brief, counted
+from killick.presenting.graph.graph import Graph, Lane, Layout, Node, layout
+from killick.presenting.graph.text import cells, cut, ending, heading, notes, outcome, what
 
 CHAR: Final = 7.3
 """The maximum character width in the named fonts."""
@@ -53,9 +53,9 @@ LinkTo = Callable[[Lane, str | None], str]
 """Returns the link of a step, or of a lane's run."""
 
 
-def svg(graph: Graph, link_to: LinkTo, *, text_of: TextOf = lambda _: None, whole: bool = False) -> str:
+def svg(graph: Graph, link_to: LinkTo, *, whole: bool = False) -> str:
     """Returns the graph as one SVG document; `whole` folds no steps."""
-    return "\n".join(_Svg(graph, layout(graph, whole=whole), text_of, link_to).document())
+    return "\n".join(_Svg(graph, layout(graph, whole=whole), link_to).document())
 
 
 class _Words(NamedTuple):
@@ -72,11 +72,10 @@ class _Words(NamedTuple):
 class _Svg:
     """Lays out one graph, then writes it."""
 
-    def __init__(self, graph: Graph, grid: Layout, text_of: TextOf, link_to: LinkTo) -> None:
+    def __init__(self, graph: Graph, grid: Layout, link_to: LinkTo) -> None:
         self.graph = graph
         self.link_to = link_to
         self.grid = grid
-        self.text_of = text_of
         self.count = max(grid.columns, default=0) + 1
         # One or two lanes may use a page's full width.
         self.room = {1: 110, 2: 60}.get(self.count, TEXT_MAX if self.count <= 6 else 30)
@@ -114,7 +113,7 @@ class _Svg:
         called = cut(what(node), max(room - cells(node.number) - 1, 8))
         pieces = [(f"{node.number} ", "number"), (called, "undone" if node.undone else "name")]
         left = room - cells(node.number) - 1 - cells(called) - 3
-        output = outcome(node.step, self.text_of)
+        output = outcome(node.step)
         if output and left >= 6:
             pieces.append((f" → {cut(output, left)}", "bad" if node.status == "failed" else "quiet"))
         yield _Words(tuple(pieces), INDENT * depth)
@@ -129,8 +128,8 @@ class _Svg:
     def _tip(self, node: Node, lane: Lane) -> str:
         step = node.step
         at = datetime.fromtimestamp(node.at / 1_000_000, UTC).isoformat(" ", "seconds")
-        given = cut(brief(step.arguments), TIP_CHARS) if step.arguments else ""
-        output = outcome(step, self.text_of)
+        given = brief(step.arguments, TIP_CHARS) if step.arguments else ""
+        output = outcome(step)
         lines = [f"step {node.number}: {what(node)}", f"{node.status.replace('_', ' ')}, {at}", *notes(node, lane)]
         lines += [f"with {given}"] if given else []
         lines += [f"→ {cut(output, TIP_CHARS)}"] if output else []

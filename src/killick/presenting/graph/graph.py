@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from killick.clock import timestamp
 from killick.history.compare_runs import Condition, changed_in, place_of
-from killick.history.graph.truncation import LaneSteps
 from killick.history.timeline_parts import Step
 from killick.log.log import Log
 from killick.log.paging import pages
@@ -24,6 +23,7 @@ from killick.model import events as e
 from killick.model.facts import StepStatus
 from killick.model.fold import Fold
 from killick.model.ledger import EffectStatus, Ledger
+from killick.presenting.graph.truncation import LaneSteps
 
 RUNS_MAX: Final = 40
 """The maximum number of runs in a graph; the others are counted."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Final
 from unicodedata import combining, east_asian_width
 
-import msgspec
-
-from killick.history.graph.graph import Lane, Node
-from killick.history.phrasing import counted, entries_of, scope_words, short
+from killick.history.phrasing import counted, short
 from killick.history.timeline_parts import Step
-from killick.model.codec import plain
+from killick.presenting import steps
+from killick.presenting.graph.graph import Lane, Node
+from killick.presenting.phrase import Briefly
 
-TextOf = Callable[[Any], str | None]
+_VALUES: Final = Briefly(200)
 
 
 def cells(text: str) -> int:
@@ -31,50 +29,32 @@ def cut(text: str, room: int) -> str:
     return f"{text}…"
 
 
-def brief(value: Any) -> str:
-    """Returns a value as text: strings unchanged, the rest as JSON."""
-    return value if isinstance(value, str) else msgspec.json.encode(plain(value)).decode()
-
-
 def what(node: Node) -> str:
     """Returns a step in a few words."""
-    step = node.step
+    step, given = node.step, steps.given(node.step, _VALUES)
     match node.sort:
-        case "decision" if step.decision is not None:
-            return brief(step.decision.question)
+        case "decision":
+            return given or node.name
         case "wait" if step.waits:
             wait = step.waits[0]
             if wait.waits_for in ("answer", "settlement"):
-                return f"asks{' ' * bool(wait.to)}{', '.join(wait.to)}: {brief(wait.prompt or wait.name)}"
+                return f"asks{' ' * bool(wait.to)}{', '.join(wait.to)}: {given}"
             return "sleeps" if wait.waits_for == "time" else f"waits for {wait.name}"
         case "model":
-            usage = step.usage
-            named = (usage.model if usage is not None else "") or entries_of(step.arguments).get("model")
-            return f"model {named or node.name}"
+            return f"model {given or node.name}"
         case "undo":
             return f"undo {node.undoes} {node.name}"
         case "child":
             return f"starts {node.child or node.name}"
         case "scope" if node.name in ("gather", "hosted", "guests"):
-            return f"{node.name} {scope_words(node.name, step.arguments)}"
+            return f"{node.name} {given}"
         case _:
             return node.name
 
 
-def outcome(step: Step, text_of: TextOf) -> str:
+def outcome(step: Step) -> str:
     """Returns a step's result or failure; empty if none."""
-    if step.failure is not None:
-        return short(step.failure)
-    if step.status != "done" or step.sort in ("child", "undo", "scope") or step.output is None:
-        return ""
-    if step.decision is not None:
-        return brief(step.decision.choice)
-    if step.sort == "wait":
-        answer = entries_of(step.output)
-        by = step.waits[-1].by if step.waits and step.waits[-1].waits_for != "child" else None
-        text = " ".join(brief(answer[name]) for name in ("kind", "status", "value", "result") if answer.get(name))
-        return f"{by}: {text}" if by else text
-    return (text_of(step.output) if step.sort == "model" else None) or brief(step.output)
+    return short(step.failure) if step.failure is not None else str(steps.outcome(step, _VALUES) or "")
 
 
 def notes(node: Node, lane: Lane) -> list[str]:
