@@ -35,13 +35,13 @@ def make_files() -> None:
 # What the model can do. Only this agent writes to the folder, so what it reads changes by its own effects alone.
 
 
-@killick.tool(effect="reads", changes="by effects")
+@killick.tool(effect="reads")
 def read_file(path: str) -> str:
     """Read a file."""
     return Path(path).read_text()
 
 
-@killick.tool(effect="reads", changes="by effects")
+@killick.tool(effect="reads")
 def search(text: str, path: str) -> list[str]:
     """Lines of a file that have a text in them."""
     lines = enumerate(Path(path).read_text().splitlines(), 1)

@@ -211,7 +211,7 @@ HIDDEN: Final = {
     "State": "waiting output_of",
     "Tool": "doc hints returns is_async",
     "ToolStep": "tell in_agent replaying inner",
-    "Toolset": "bind reads changes",
+    "Toolset": "bind reads",
     "Tx": "end",
     "Workspace": "begin of",
 }

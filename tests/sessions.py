@@ -19,7 +19,7 @@ def words(chance: random.Random, count: int) -> str:
     return " ".join(f"w{chance.randrange(10_000)}" for _ in range(count))
 
 
-@killick.tool(effect="reads", name="session_read", changes="by effects")
+@killick.tool(effect="reads", name="session_read")
 async def read(path: str) -> str:
     """Read a file of the repository."""
     return FILES.get(path) or words(random.Random(3), 300)

@@ -122,14 +122,14 @@ THERE: Final = _There()
 """Where the far side is, for this process."""
 
 
-@killick.tool(name="paged_read", effect="reads", changes="by effects")
+@killick.tool(name="paged_read", effect="reads")
 async def read_file(path: str) -> str:
     """Read a file of the workspace."""
     THERE.far.look(f"read {path}")
     return page(path, THERE.far.written(path))
 
 
-@killick.tool(name="paged_rule", effect="reads", changes="never")
+@killick.tool(name="paged_rule", effect="reads")
 async def rule(number: int) -> str:
     """Read a rule of the sea; they never change."""
     THERE.far.look(f"rule {number}")

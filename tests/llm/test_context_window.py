@@ -12,7 +12,7 @@ import pytest
 import killick
 from killick.check.checker import interrupt_everywhere
 from killick.engine.steps.model_reply import Provider, assistant_messages
-from killick.errors import DeclarationRefused, StoreUnavailable
+from killick.errors import StoreUnavailable
 from killick.model import event_codec, page_events
 from killick.model import events as e
 from killick.store.records import Append
@@ -93,7 +93,7 @@ def test_a_run_shows_what_the_model_saw_at_every_call(provider: Provider, proces
     assert kd.run(asker.agent(), "Go.", id="r") == f"Turn {len(SCRIPT)}."
     assert [as_bytes(each) for each in asked(kd, "r")] == [as_bytes(each) for each in asker.requests]
     hows = {each.event.how for each in told(kd, "r", page_events.PageFaulted)}
-    assert "repeated" in hows
+    assert hows == {"recalled", "reread"}
     because = {each.event.because for each in told(kd, "r", page_events.PageEvicted)}
     assert "budget" in because
     assert not kd.store.verify().problems
@@ -314,28 +314,12 @@ LONG = [(read(number),) for number in range(8)]
 WRITE = (Call("paged_write", {"path": "file_9.py", "text": "x"}),)
 
 
-def looked_again(processes: Processes, far: Far, *turns: Sequence[Call], run: str = "r") -> list[str]:
-    """What is looked at in turns that come when the first pages have left."""
-    asker, kd = Asker(script=[*LONG, *turns]), processes.new()
-    far.looks.clear()
-    kd.run(asker.agent(), "Go.", id=run)
-    return far.looks[len(LONG) :]
-
-
-def test_the_same_read_again_is_answered_from_the_record_while_nothing_was_done(processes: Processes, far: Far) -> None:
-    assert looked_again(processes, far, (read(0),)) == []
-    assert looked_again(processes, far, WRITE, (read(0),), run="r2") == ["read file_0.py"]
-    assert looked_again(processes, far, WRITE, *LONG, (read(0),), run="r3")[8:] == []
-
-
-def test_what_never_changes_is_answered_from_the_record_whatever_was_done(processes: Processes, far: Far) -> None:
-    rule = (Call("paged_rule", {"number": 1}),)
-    assert looked_again(processes, far, rule, *LONG, WRITE, rule).count("rule 1") == 1
-
-
-def test_what_changes_at_any_time_is_read_again(processes: Processes, far: Far) -> None:
-    tide = (Call("paged_now", {"what": "tide"}),)
-    assert looked_again(processes, far, tide, *LONG, tide).count("see tide") == 2
+def test_a_read_of_what_left_runs_again_and_is_a_fault_where_it_is_the_same(processes: Processes, far: Far) -> None:
+    asker, kd = Asker(script=[*LONG, (read(0),)]), processes.new()
+    kd.run(asker.agent(), "Go.", id="r")
+    assert far.looks[len(LONG) :] == ["read file_0.py"]
+    [fault] = told(kd, "r", page_events.PageFaulted)
+    assert (fault.event.how, fault.event.page) == ("reread", "m2.0")
 
 
 def test_a_read_that_ran_again_and_found_something_else_is_no_fault(processes: Processes, far: Far) -> None:
@@ -344,20 +328,6 @@ def test_a_read_that_ran_again_and_found_something_else_is_no_fault(processes: P
     kd.run(asker.agent(), "Go.", id="r")
     assert not told(kd, "r", page_events.PageFaulted)
     assert page("file_0.py", 1) in json.dumps(asker.requests[-1]).replace("\\n", "\n")
-
-
-def test_a_run_that_was_rewound_or_has_a_child_reads_again(processes: Processes, far: Far) -> None:
-    asker, kd = Asker(script=[*LONG, WRITE, (read(0),)]), processes.new()
-    agent = asker.agent()
-    kd.run(agent, "Go.", id="r")
-    steps = list(kd.state("r").fold.steps)
-    decided = next(step for step in steps if step.name == "paged_write")
-    before = str(int(decided.id) - 2)
-    asker.script = [*LONG, (read(0),)]
-    kd.rewind("r", f"{before}:before")
-    far.looks.clear()
-    kd.run(agent, "Go.", id="r")
-    assert far.looks == ["read file_0.py"], "what was rewound had written meanwhile"
 
 
 # recalls ------------------------------------------------------------------------------------------
@@ -607,24 +577,11 @@ def test_check_finds_nothing_wrong_with_a_loop_that_pages(far: Far) -> None:
 # declaring ----------------------------------------------------------------------------------------
 
 
-def test_what_changes_is_said_of_what_is_read() -> None:
-    with pytest.raises(DeclarationRefused, match="effect='reads'"):
-        killick.tool(effect="idempotent", changes="never")(len_of)
-    with pytest.raises(DeclarationRefused, match="'sometimes' is not one of never, by effects, any time"):
-        killick.tool(effect="reads", changes="sometimes")(len_of)  # type: ignore[call-overload]
-    assert killick.tool(effect="reads", changes="never")(len_of).policy.changes == "never"
-    assert killick.tool(effect=lambda text: "reads", changes="by effects")(len_of).policy.changes == "by effects"
-
-
-def len_of(text: str) -> int:
-    return len(text)
-
-
 def test_a_tool_reads_or_not_by_its_arguments() -> None:
     def effect(command: str) -> str:
         return "reads" if command == "status" else "idempotent"
 
-    @killick.tool(effect=effect, changes="by effects")  # type: ignore[arg-type]
+    @killick.tool(effect=effect)  # type: ignore[arg-type]
     def paged_git(command: str) -> str:
         return command
 
@@ -633,5 +590,3 @@ def test_a_tool_reads_or_not_by_its_arguments() -> None:
     assert not tools.reads("paged_git", {"command": "push"})
     assert not tools.reads("paged_git", {"comand": "status"})
     assert not tools.reads("nobody", {})
-    assert tools.changes("paged_git", {"command": "status"}) == "by effects"
-    assert tools.changes("paged_git", {"command": "push"}) == "any time"

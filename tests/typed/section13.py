@@ -97,7 +97,7 @@ async def send_email(
     return Receipt(f"{to} {subject} {body} {key}")
 
 
-@killick.tool(effect="reads", changes="by effects")
+@killick.tool(effect="reads")
 async def fetch_docs(claim: int, limit: int = 10) -> list[str]:
     return [str(claim)] * limit
 

@@ -22,7 +22,7 @@ XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"
 MAIL = "ada@example.org"
 
 
-@killick.tool(effect="reads", name="window_look_up", changes="never")
+@killick.tool(effect="reads", name="window_look_up")
 async def look_up(email: str, words: str) -> str:
     """Look somebody up."""
     return f"{words} {email} " + "is known and has an account with us since long " * 60

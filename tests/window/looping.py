@@ -157,7 +157,7 @@ class Loop:
 
     def _answer(self, name: str, arguments: Any) -> tuple[str, bool] | None:
         # Nobody writes in this world but the model, by a tool of that name.
-        answer = self.window.answer(name, arguments, stable=self.rng.random() < 0.3 and name == "read_file")
+        answer = self.window.answer(name, arguments)
         return (answer.text, answer.failed) if answer is not None else None
 
     def _recalled(self, sent: Sent) -> Iterator[tuple[str, Answer]]:

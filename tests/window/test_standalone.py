@@ -204,13 +204,9 @@ def test_what_is_no_handle_is_told_and_decides_nothing(paged: Window, written: s
     assert not decided
 
 
-def test_a_read_of_what_left_is_answered_only_where_it_cannot_have_changed(paged: Window) -> None:
+def test_only_recall_is_answered_by_the_window(paged: Window) -> None:
     assert paged.answer("read_file", {"path": "f0.py"}) is None
-    answer = paged.answer("read_file", {"path": "f0.py"}, stable=True)
-    assert answer is not None
-    assert answer.text == body("f0")
-    assert paged.answer("read_file", {"path": "f19.py"}, stable=True) is None  # it is in the window
-    assert paged.answer("read_file", {"path": "other.py"}, stable=True) is None
+    assert paged.answer("nobody", "{}") is None
 
 
 # Policies and pins --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, get_args, get_overloads
+from typing import Any, Final, Literal, TypeAlias, get_overloads
 
 import msgspec
 
@@ -18,7 +18,6 @@ from killick.text import meant
 
 Repeat = Literal["allow", "recorded", "ask"]
 Isolation = Literal["thread", "process"]
-Changes = Literal["never", "by effects", "any time"]
 Duration: TypeAlias = float | int | str
 
 
@@ -72,7 +71,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     identity: tuple[str, ...] | None = None
     repeat: Repeat = "allow"
-    changes: Changes = "any time"
     consumes: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     compensate: Callable[..., Any] | None = None
@@ -92,7 +90,6 @@ OPTIONS: Final = {*Policy.__struct_fields__, "limit"} - {"limits", "says_effect"
 DEFAULT_RETRY: Final = Retry()
 ONCE: Final = Retry(attempts=1)
 EFFECTS: Final = ("reads", "idempotent", "workspace", "transaction", "at_most_once")
-CHANGES: Final = get_args(Changes)
 
 
 def policy_of(name: str, options: dict[str, Any]) -> Policy:

@@ -17,12 +17,10 @@ from killick.contracts.facts import approval_of
 from killick.definitions.current import in_agent
 from killick.definitions.markers import KEY, TX, Injected, is_marker
 from killick.definitions.policy import (
-    CHANGES,
     DEFAULT_RETRY,
     EFFECTS,
     OPTIONS,
     Approve,
-    Changes,
     Duration,
     Effect,
     Isolation,
@@ -213,8 +211,7 @@ class Shape:
 def _is_plain(policy: Policy, shape: Shape) -> bool:
     usual = Policy(
         effect=policy.effect, retry=policy.retry, compensate=policy.compensate, reconcile=policy.reconcile,
-        changes=policy.changes, patience=policy.patience, nothing_happened=policy.nothing_happened,
-        says_effect=policy.says_effect,
+        patience=policy.patience, nothing_happened=policy.nothing_happened, says_effect=policy.says_effect,
     )  # fmt: skip
     keyed = all(marker is KEY for marker in shape.injected.values())
     fits = keyed and type(shape) is Shape and shape.is_async and shape.is_plain
@@ -278,7 +275,7 @@ def tool(fn: Callable[P, R], /) -> SyncTool[P, R]: ...
 def tool(
     *, effect: EffectClass | Callable[..., EffectClass] = "at_most_once", name: str | None = None,
     retry: Retry | int | None = None, timeout: Duration | None = None, identity: Sequence[str] | None = None,
-    repeat: Repeat = "allow", changes: Changes = "any time", consumes: Sequence[str] = (),
+    repeat: Repeat = "allow", consumes: Sequence[str] = (),
     limit: Limit | Sequence[Limit] = (), compensate: Callable[..., Any] | None = None,
     reconcile: Reconciler | None = None, confirm: Callable[[Effect], Any] | None = None,
     isolate: Isolation = "thread", patience: Duration = "1h", nothing_happened: ExceptionTypes = (),
@@ -297,8 +294,6 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
     timeout           the time limit of one attempt
     identity          the parameters that make two calls the same action; by default all
     repeat            for the same action again: "allow" it, return the "recorded" result, or "ask" a person
-    changes           what changes the result of a read: nothing ("never"), effects of its own run ("by effects"), or
-                      anything ("any time"); a context window answers from the record what cannot have changed
     consumes          parameters whose values can be used once in the whole store, such as a token
     limit             one Limit or several
     compensate        a function of the Effect that undoes it
@@ -334,10 +329,6 @@ def checked_tool(declared: Tool[..., Any]) -> None:
         raise DeclarationRefused(name, f"{reason}, or killick.tool(name=…)(thing.{name}) of one object")
     if not callable(policy.effect) and policy.effect not in EFFECTS:
         raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(EFFECTS)}")
-    if policy.changes not in CHANGES:
-        raise DeclarationRefused(name, f"changes={policy.changes!r} is not one of {', '.join(CHANGES)}")
-    if policy.changes != "any time" and not callable(policy.effect) and policy.effect != "reads":
-        raise DeclarationRefused(name, f"changes={policy.changes!r} is for tools that only read; give effect='reads'")
     for option, named in (("identity", policy.identity or ()), ("consumes", policy.consumes)):
         for parameter in named:
             if parameter not in declared.shape.hints:

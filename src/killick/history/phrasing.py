@@ -70,8 +70,7 @@ def scope_words(name: str, given: Any) -> str:
 
 
 CAME_BACK: Final = {
-    "recalled": "recalled by its handle", "repeated": "read again, answered from the record",
-    "reread": "read again, and the same",
+    "recalled": "recalled by its handle", "reread": "read again, and the same",
 }  # fmt: skip
 """How an evicted page came back."""
 

@@ -278,7 +278,7 @@ class _ReportBuilder:
         assert filled is not None
         fills = (WindowShare(kind=kind, tokens=filled.kinds[kind], pieces=filled.counts[kind]) for kind in KINDS)
         batches = [each for each in self.evictions if each.because in ("pays", "budget")]
-        wanted = [fault.page for fault in self.faults if fault.how in ("recalled", "repeated", "reread")]
+        wanted = [fault.page for fault in self.faults]
         return Windows(
             version=WINDOWS_VERSION, run=self._run, at=calls[-1], messages=filled.messages, budget=self.budget,
             fills=tuple(fill for fill in fills if fill.pieces), largest=max(calls, key=lambda call: call.sent),

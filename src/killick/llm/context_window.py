@@ -5,19 +5,16 @@ It decides when to compute and when to follow the log. The window itself decides
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec.structs import replace
 
-from killick.definitions.policy import Changes
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import PAGES
 from killick.engine.steps.model_reply import ToolCall
 from killick.log.writer import Entry
-from killick.model import events as e
 from killick.model import page_events
 from killick.window import Answer, Decision, Sent, Window
 
@@ -34,11 +31,9 @@ async def fit(
     return await pager(ex, branch, window).fit(ex, branch, messages, tools, system)
 
 
-async def answer(
-    ex: Execution, branch: Branch, window: Window, call: ToolCall, changes: Callable[[], Changes]
-) -> Answer | None:
+async def answer(ex: Execution, branch: Branch, window: Window, call: ToolCall) -> Answer | None:
     """The window's own answer to a tool call; None if the tool must be executed as the next step."""
-    return await pager(ex, branch, window).answer(ex, branch, call, changes)
+    return await pager(ex, branch, window).answer(ex, branch, call)
 
 
 def tools_of(ex: Execution, window: Window) -> tuple[str, ...]:
@@ -72,8 +67,6 @@ class Pager:
         self.window = window
         self._number = number
         """The number of this window: several may decide before the same step."""
-        self._calls: dict[str, e.StepId] = {}
-        """By tool and arguments, the step that last executed it."""
 
     async def fit(
         self, ex: Execution, branch: Branch, messages: Sequence[Any], tools: Sequence[Any], system: Any
@@ -89,44 +82,20 @@ class Pager:
         self.window.apply([*recorded, *decided])
         return self.window.render(messages, tools, system=system)
 
-    async def answer(
-        self, ex: Execution, branch: Branch, call: ToolCall, changes: Callable[[], Changes]
-    ) -> Answer | None:
+    async def answer(self, ex: Execution, branch: Branch, call: ToolCall) -> Answer | None:
         """The window's own answer to a tool call; None if the tool must be executed as the next step."""
-        is_own = call.name in self.window.own
+        found = self.window.answering(call.name, call.arguments)
+        if found is None:
+            return None
+        recorded = self._taken(ex, branch, _is_recall)
         is_live = not ex.record.has_more(branch.path, branch.count)
-        recorded = self._taken(ex, branch, _is_answer)
-        found = self._found(ex, call, changes, known=bool(recorded)) if is_live or is_own else None
-        decided = _missing([event for _, event in recorded], found.decisions) if is_live and found is not None else []
+        decided = _missing([event for _, event in recorded], found.decisions) if is_live else []
         if recorded:
             data = ex.record.data(recorded[0][0])
             found = Answer(text=data["text"], failed=data["failed"])
-        if found is None:
-            self._calls[_key(call)] = branch.position
-            return None
         self._put_on_record(ex, branch, decided, text=found.text, failed=found.failed)
         self.window.apply([*(event for _, event in recorded), *decided])
         return found
-
-    def _found(self, ex: Execution, call: ToolCall, changes: Callable[[], Changes], *, known: bool) -> Answer | None:
-        found = self.window.answering(call.name, call.arguments, stable=True)
-        if found is None or known or not any(_is_repeat(decision.event) for decision in found.decisions):
-            return found
-        return found if self._is_stable(ex, call, changes()) else None
-
-    def _is_stable(self, ex: Execution, call: ToolCall, changes: Changes) -> bool:
-        """Whether the earlier result cannot have changed since: a rewind or a fork may have changed it."""
-        if changes == "any time":
-            return False
-        fold, ledger = ex.log.fold, ex.log.ledger
-        read = fold.step(self._calls.get(_key(call), ""))
-        if read is None or (read.name, read.effect, read.status, read.edited) != (call.name, "reads", "done", 0):
-            return False
-        if changes == "never":
-            return True
-        if fold.facts.forked_from or ledger.facts.forks or len(ledger.children):
-            return False
-        return all(one.status not in ("open", "in_doubt") and one.ended < read.intended for one in ledger.effects)
 
     def _put_on_record(self, ex: Execution, branch: Branch, decided: Sequence[Decision], **answered: Any) -> None:
         """Records everything in one append. The first entry has the answer to a tool call, if there was one."""
@@ -164,13 +133,8 @@ class Pager:
 # the record ---------------------------------------------------------------------------------------
 
 
-def _is_repeat(event: page_events.PageEvent) -> bool:
-    return isinstance(event, page_events.PageFaulted) and event.how == "repeated"
-
-
-def _is_answer(event: page_events.PageEvent) -> bool:
-    """Whether a recorded entry answers a tool call. A repeated read is handled when the next messages are decided."""
-    return isinstance(event, page_events.PageFaulted) and event.how != "reread"
+def _is_recall(event: page_events.PageEvent) -> bool:
+    return isinstance(event, page_events.PageFaulted) and event.how == "recalled"
 
 
 def _missing(recorded: Sequence[page_events.PageEvent], decided: Iterable[Decision]) -> list[Decision]:
@@ -178,7 +142,3 @@ def _missing(recorded: Sequence[page_events.PageEvent], decided: Iterable[Decisi
     decided again. If the log differs, only the log counts."""
     found, known = list(decided), [replace(event, at=0, step=None, data=None) for event in recorded]
     return found[len(known) :] if [each.event for each in found[: len(known)]] == known else []
-
-
-def _key(call: ToolCall) -> str:
-    return f"{call.name} {json.dumps(call.arguments, sort_keys=True, default=str)}"

@@ -10,11 +10,9 @@ import inspect
 import json
 import re
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from killick.definitions.parameters import Parameters, untag
-from killick.definitions.policy import Changes
 from killick.definitions.tools import AnyTool, Tool
 from killick.engine.approval.call_answer import CallAnswer
 from killick.engine.steps.model_reply import Provider, ToolCall, provider_of, reasoning_of, text_of, tool_calls_of
@@ -75,10 +73,6 @@ class Toolset:
         except Exception:
             return False  # Arguments that do not fit are refused by the call.
 
-    def changes(self, name: str, arguments: Mapping[str, Any] | str) -> Changes:
-        """The kind of change that can alter the results of the tool of that name."""
-        return self._tools[name].policy.changes if self.reads(name, arguments) else "any time"
-
     def schemas(self, provider: Provider = "openai") -> list[dict[str, Any]]:
         """The tools in the provider's schema format."""
         return [self._schema(tool, provider) for tool in self]
@@ -134,8 +128,7 @@ async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None
     names = tools.names if window is None else [*tools.names, *context_window.tools_of(run._execution, window)]
     await settled(run.decided("Which tool?", call.name, options=names, because=why, by="model"))
     if window is not None:
-        changes = partial(tools.changes, call.name, call.arguments)
-        found = await settled(run._paged(context_window.answer, window, call, changes))
+        found = await settled(run._paged(context_window.answer, window, call))
         if found is not None:
             return ToolAnswer(call.id, found.text, found.failed)
     tool = tools.get(call.name)

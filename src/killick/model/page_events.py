@@ -9,7 +9,7 @@ from killick.model.events import Event, StepId
 # the window ---------------------------------------------------------------------------------------
 
 EvictedBecause = Literal["pays", "budget", "duplicate"]
-FaultedHow = Literal["recalled", "repeated", "reread"]
+FaultedHow = Literal["recalled", "reread"]
 PinnedBecause = Literal["fault", "asked"]
 
 
@@ -28,9 +28,8 @@ class PageEvicted(Event, frozen=True, tag="page.evicted"):
 
 
 class PageFaulted(Event, frozen=True, tag="page.faulted"):
-    """An evicted page was needed again, and the way it returned: recalled by its handle; the same read repeated and
-    answered from the log; or read again and found unchanged. Data: `source`, `window`; `text` and `failed`, if a tool
-    call was answered this way."""
+    """An evicted page was needed again, and the way it returned: recalled by its handle, or read again
+    and found unchanged. Data: `source`, `window`; `text` and `failed` of the answer to a recall."""
 
     page: str
     how: FaultedHow

@@ -15,7 +15,7 @@ from killick.errors import WindowRefused
 from killick.model.page_events import PageEvent, PageEvicted, PagePinned
 from killick.window import tombstones
 from killick.window.messages import Shape, as_json, of, shape_of
-from killick.window.pages import History, Page, Reads, Tokens, estimate, identify
+from killick.window.pages import History, Page, Reads, Tokens, estimate
 from killick.window.planner import PIN_TURNS, RECENT_TURNS, Decision, View, faulted, planned
 from killick.window.policy import Policy, Rates, WorkingSet
 from killick.window.renderer import Renderer
@@ -125,14 +125,13 @@ class Window:
         self._decide(self.plan(messages, tools, system=system))
         return self.render(messages, tools, system=system)
 
-    def answer(self, name: str, arguments: Mapping[str, Any] | str, *, stable: bool = False) -> Answer | None:
+    def answer(self, name: str, arguments: Mapping[str, Any] | str) -> Answer | None:
         """Returns the window's own answer to a model's call; None if the tool must run.
 
         name       the name of the tool
         arguments  the arguments of the call
-        stable     the content that the tool reads has not changed: an evicted page is returned without running the tool
         """
-        answer = self.answering(name, arguments, stable=stable)
+        answer = self.answering(name, arguments)
         if answer is not None:
             self._decide(answer.decisions)
         return answer
@@ -169,14 +168,13 @@ class Window:
         self._planned = messages
         return planned(view)
 
-    def answering(self, name: str, arguments: Mapping[str, Any] | str, *, stable: bool = False) -> Answer | None:
+    def answering(self, name: str, arguments: Mapping[str, Any] | str) -> Answer | None:
         """Returns the answer to a call, and its decisions."""
-        if self._schemas is None or self._history is None or self._rendering is None:
+        if self._history is None or self._rendering is None or self._schemas is None:
             return None
-        view = self._viewed(self._history, self._rendering, self._schemas)
-        if name == view.schemas.recall_name:
-            return self._recalled(_given(arguments), view)
-        return self._repeated(name, arguments, view) if stable else None
+        if name != self._schemas.recall_name:
+            return None
+        return self._recalled(_given(arguments), self._viewed(self._history, self._rendering, self._schemas))
 
     def apply(self, decisions: Iterable[Decision | PageEvent]) -> None:
         """Applies decisions, in order."""
@@ -299,15 +297,6 @@ class Window:
             pin = PagePinned(at=0, page=handle, until=history.turn + PIN_TURNS, because="asked", turn=history.turn)
             decisions[-1] = Decision(pin, {"source": page.source})
         return Answer(f"{handle} is in its place again: {page.source}", decisions=tuple(decisions))
-
-    def _repeated(self, name: str, arguments: Mapping[str, Any] | str, view: View) -> Answer | None:
-        versions = view.history.versions(identify(name, arguments))
-        page = versions[-1] if versions else None
-        if page is None or page.error or page.media or not page.read or view.holds(page):
-            return None
-        # Recorded each time, for replay; but pinned only once a turn.
-        is_known = self._decided.has_faulted(page.handle, view.history.turn)
-        return Answer(view.history.text(page), decisions=tuple(faulted(page, "repeated", view)[: 1 if is_known else 2]))
 
 
 def _listed(things: Iterable[Any]) -> Sequence[Any]:
