@@ -149,15 +149,6 @@ def test_an_address_that_is_too_long_is_refused() -> None:
     assert ask(guarded(url_bytes=100), raw_path=b"/" + b"x" * 100).status == 414
 
 
-def test_a_page_is_refused_with_a_page_and_the_api_with_a_problem() -> None:
-    html = [(b"accept", b"text/html,*/*")]
-    page = ask(guarded(url_bytes=1), headers=html)
-    assert page.headers["content-type"].startswith("text/html")
-    assert "<h1>The address is too long</h1>" in page.body
-    api = ask(guarded(url_bytes=1), headers=html, path="/api/v1/runs")
-    assert api.headers["content-type"] == "application/problem+json"
-
-
 def test_who_asks_too_often_is_told_when_to_come_again_and_others_are_served() -> None:
     clock = killick.clock.ManualClock()
     guard = Guard(echo, clock, Limits(rate=2, burst=3))

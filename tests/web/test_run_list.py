@@ -142,12 +142,12 @@ def test_pages_follow_each_other_to_the_end(filled: Client, web: TestClient) -> 
 
 
 def test_counts_are_of_all_that_match_but_for_their_status(filled: Client, web: TestClient) -> None:
-    everything = web.get("/api/v1/counts").json()
+    everything = web.get("/api/v1/runs").json()["counts"]
     assert {name: count for name, count in everything.items() if count} == {
         "waiting": 3, "failed": 1, "completed": 1, "queued": 1, "total": 6,
     }  # fmt: skip
     assert web.get("/api/v1/runs?status=failed").json()["counts"] == everything
-    assert web.get("/api/v1/counts?tag=eu").json()["total"] == 2
+    assert web.get("/api/v1/runs?tag=eu").json()["counts"]["total"] == 2
     assert web.get("/api/v1/runs").json()["agents"] == ["runs.ask", "runs.echo", "runs.fail"]
 
 
@@ -163,7 +163,7 @@ def test_runs_whose_worker_is_gone_are_abandoned_and_not_running(
     clock.advance(20)
     assert runs_of(web, status=["abandoned"]) == ["left"]
     assert runs_of(web, status=["running", "abandoned"]) == ["left", "held"]
-    counts = web.get("/api/v1/counts").json()
+    counts = web.get("/api/v1/runs").json()["counts"]
     assert (counts["running"], counts["abandoned"], counts["total"]) == (1, 1, 2)
     [left] = [line for line in web.get("/api/v1/runs").json()["runs"] if line["id"] == "left"]
     assert (left["worker"], left["reasons"][0]["text"]) == ("w-left", "its process died")

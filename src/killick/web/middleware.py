@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import sha256
-from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from starlette.responses import HTMLResponse, Response
 
 from killick.clock import Clock
 from killick.logger import get_logger
@@ -251,18 +249,10 @@ class _RequestCycle:
 
     async def _refuse(self, problem: Problem) -> None:
         # The unread rest of the body would be parsed as the next request.
-        response = self._problem_response(problem)
+        response = problem.response()
         response.headers["connection"] = "close"
         await response(self.scope, self._receive, self.send)  # pyright: ignore[reportArgumentType]
         self._note()
-
-    def _problem_response(self, problem: Problem) -> Response:
-        path = str(self.scope["path"]).removeprefix(str(self.scope.get("root_path", "")))
-        if path.startswith("/api/") or b"text/html" not in (_header(self.scope, b"accept") or b""):
-            return problem.response()
-        body = f"<h1>{escape(problem.title)}</h1><p>{escape(problem.detail)}</p>"
-        page = f'<!doctype html><html lang="en"><title>{escape(problem.title)}</title><main>{body}</main></html>'
-        return HTMLResponse(page, problem.status, problem.headers)
 
     def _note(self) -> None:
         """One line for each write: the person, the request and the status. No query and no body."""

@@ -27,8 +27,8 @@ LOOK_MAX: Final = 1_000
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 
-class CountsAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs are meant. Every parameter that is given must match."""
+class RunsAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs are wanted, and which page of them. Every parameter that is given must match."""
 
     agent: Annotated[Text, msgspec.Meta(description="The name of an agent.")] = ""
     tag: Annotated[Text, msgspec.Meta(description="A tag that they have.")] = ""
@@ -36,11 +36,6 @@ class CountsAsked(msgspec.Struct, frozen=True, kw_only=True):
     since: Annotated[str, msgspec.Meta(max_length=40, description="Changed how long ago at the most: 90s, 2h, 3d.")] = (
         ""
     )
-
-
-class RunsAsked(CountsAsked, frozen=True, kw_only=True):
-    """Which runs are wanted, and which page of them."""
-
     status: Annotated[
         tuple[Status, ...],
         msgspec.Meta(max_length=20, description="A run whose process died is abandoned, and not running."),
@@ -115,12 +110,6 @@ def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[RunSummary]
         before, looked = rows[room - 1].number, looked + room
         if len(found) == asked.limit or asked.waits_for is None or looked >= LOOK_MAX:
             return found, str(before)
-
-
-@get("/counts", personal=False)
-def counts(call: Call[CountsAsked, Any]) -> StatusCounts:
-    """How many runs there are of each status."""
-    return StatusCounts.of(counted(call.client.runtime.store, query_of(call)))
 
 
 def query_of(call: Call[Any, Any]) -> RunQuery:

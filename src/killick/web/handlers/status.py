@@ -219,7 +219,7 @@ def _due(client: Client, now_us: int) -> Iterator[DueRun]:
 # health -------------------------------------------------------------------------------------------
 
 
-class Seal(msgspec.Struct, frozen=True, kw_only=True):
+class Seal(Document, frozen=True):
     """The last seal of the store: its number, its time, its author, how many entries all seals have, and their root."""
 
     number: int
@@ -296,14 +296,10 @@ def _quarantined(client: Client) -> Iterator[QuarantinedRun]:
 
 def last_seal(client: Client) -> Seal | None:
     """The last seal, by its event alone: its entries may be very many."""
-    head = client.runtime.store.head(SEALS)
-    for seq in range(head.seq if head is not None else 0, 0, -1):
-        match client.runtime.log.event(SEALS, seq):
-            case system_events.StoreSealed(at=at, number=number, size=size, root=root, key=key, by=by):
-                return Seal(number=number, at_us=at, by=by, entries=size, root=root, key=key)
-            case _:
-                pass
-    return None
+    head, log = client.runtime.store.head(SEALS), client.runtime.log
+    events = (log.event(SEALS, seq) for seq in range(head.seq if head is not None else 0, 0, -1))
+    sealed = next((event for event in events if isinstance(event, system_events.StoreSealed)), None)
+    return None if sealed is None else Seal.of(sealed, entries=sealed.size)
 
 
 @get("/alive", scope=None)

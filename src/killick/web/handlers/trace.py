@@ -5,8 +5,8 @@ A conversation grows by a few messages a call: only those are returned, and the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta
 
@@ -24,6 +24,8 @@ from killick.window.messages import is_list
 from killick.window.usage import request_of
 
 TRACED_MAX: Final = 30
+
+T = TypeVar("T")
 
 
 class TraceAsked(PageAsked, frozen=True):
@@ -125,10 +127,10 @@ def _model(traced: Traced, messages: Sequence[Any], sent: Sequence[Any], errors:
     reply = traced.output
     rest = {name: value for name, value in entries_of(traced.input).items() if name not in ("messages", "input")}
     said = reply_text(reply)
-    calls = _calls(reply)
+    calls = tuple(map(ToolCall.of, _read(tool_calls_of, reply) or ()))
     return TracedCall.of(
         traced, kind=traced.sort, before=shared, messages=tuple(map(_message, messages[shared:])), rest=rest or None,
-        input=None if messages else traced.input, said=said, reasoning=traced.reasoning or _reasoning(reply),
+        input=None if messages else traced.input, said=said, reasoning=traced.reasoning or _read(reasoning_of, reply),
         calls=calls, errors=errors,
     )  # fmt: skip
 
@@ -145,17 +147,10 @@ def _message(message: Any) -> Message:
     return Message(role=role, text=None, content=message if content is None else content)
 
 
-def _calls(reply: Any) -> tuple[ToolCall, ...]:
+def _read(read: Callable[[Any], T], reply: Any) -> T | None:
     try:
-        return tuple(ToolCall(name=each.name, arguments=each.arguments) for each in tool_calls_of(reply))
+        return read(reply)
     except Exception:  # a reply may be anything
-        return ()
-
-
-def _reasoning(reply: Any) -> str | None:
-    try:
-        return reasoning_of(reply)
-    except Exception:
         return None
 
 
