@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from killick.cli.context import Shell, Unparsed, current_user, parsed
 from killick.cli.wait_view import wait_lines
@@ -31,21 +31,13 @@ def ask(shell: Shell, waiting: RunWaiting) -> bool:
     by = current_user()
     asked: list[Wait] = [wait for wait in waiting.waits if wait.verbs]
     for wait in asked:
-        if approvals.why_not(shell.client, wait, by) is not None or not ask_one(shell, wait, by=by):
+        if approvals.why_not(shell.client, wait, by) is not None or not _ask_one(shell, wait, by=by):
             return False
     return bool(asked)
 
 
-class Given(NamedTuple):
-    """An answer, and the length of the run's log before it. Without a verb another person answered first."""
-
-    verb: str | None
-    value: Any
-    since: int
-
-
-def ask_one(shell: Shell, wait: Wait, *, by: str | None) -> Given | None:
-    """Put one question, until there is an answer that fits. None: later."""
+def _ask_one(shell: Shell, wait: Wait, *, by: str | None) -> bool:
+    """Put one question, until there is an answer that fits. False: later."""
     shell.print("", *wait_lines(shell, wait, shell.err.width), err=True)
     if wait.options:
         shell.print(f"  options: {', '.join(map(str, wait.options))}", err=True)
@@ -56,7 +48,7 @@ def ask_one(shell: Shell, wait: Wait, *, by: str | None) -> Given | None:
         sys.stderr.flush()
         line = sys.stdin.readline().strip()
         if not line:
-            return None
+            return False
         verb, _, rest = line.partition(" ")
         found = [known for known in wait.verbs if known.startswith(verb)]
         if line in map(str, wait.options) and "respond" in wait.verbs:
@@ -64,7 +56,6 @@ def ask_one(shell: Shell, wait: Wait, *, by: str | None) -> Given | None:
         if len(found) != 1:
             shell.print(f"  {verb!r} is none of {', '.join(wait.verbs)}", err=True)
             continue
-        given = Given(found[0], None, shell.log.head(wait.run).seq)
         try:
             comment = rest or None if found[0] in ("approve", "reject") else None
             value = None if comment or not rest else typed(wait, rest)
@@ -73,11 +64,10 @@ def ask_one(shell: Shell, wait: Wait, *, by: str | None) -> Given | None:
             shell.client.answer(wait, found[0], value=value, by=by, comment=comment)  # type: ignore[arg-type]  # pyright: ignore
         except AlreadyAnswered as first:
             shell.print(f"  {first}", err=True)
-            return given._replace(verb=None)
         except AnswerRefused as refused:
             shell.print(f"  {refused}", err=True)
             continue
-        return given._replace(value=value)
+        return True
 
 
 def typed(wait: Wait | None, text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -97,8 +96,7 @@ def answer_command(
     """Answer a question of a run. The run's id is enough if it has one question. The first answer counts.
 
     A question takes approve, reject, edit or respond. An edit names the changed arguments, by --set or as JSON. An
-    effect in doubt takes happened (with --value, its result), not, or stop. On a terminal, without VERB, the command
-    asks you.
+    effect in doubt takes happened (with --value, its result), not, or stop.
 
     \b
       killick answer claim_17 approve
@@ -107,8 +105,8 @@ def answer_command(
     """
     run, waits = _open_waits(shell, wait)
     if verb is None:
-        _ask(shell, wait, waits, by)
-        return
+        takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
+        raise CommandFailed(f"{wait}: answer what? {takes or 'it asks nothing; `killick inbox` lists the questions'}")
     verb = _verb(verb)
     asked, since = waits[0] if len(waits) == 1 else None, shell.log.head(run).seq
     try:
@@ -119,22 +117,24 @@ def answer_command(
         raise
     except AnswerRefused as refused:
         raise CommandFailed(f"{refused}{_move(refused, asked, verb, value)}") from refused
-    _print_answered(shell, run, asked, prompt.Given(verb, given, since), by)
+    _print_answered(shell, run, asked, verb, given, by, since)
 
 
-def _print_answered(shell: Shell, run: str, one: Wait | None, given: prompt.Given, by: str | None) -> None:
+def _print_answered(
+    shell: Shell, run: str, one: Wait | None, verb: Verb, value: Any, by: str | None, since: int
+) -> None:
     """Prints the answer, the number of approvals if it needs several, and the next step."""
-    answered, verb = one.id if one is not None else run, str(given.verb)
+    answered = one.id if one is not None else run
     voted = one if one is not None and one.need > 1 and verb == "approve" else None
     voters = tuple(dict.fromkeys((*voted.votes, str(by)))) if voted is not None else ()
     agreed = agreement(voted.need, voters) if voted is not None else ""
-    following = (approvals.lacks(one, by, verb) if one is not None else None) or _next(shell, run, given.since)
+    following = (approvals.lacks(one, by, verb) if one is not None else None) or _next(shell, run, since)
     data = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
     shell.emit({**data, "agreed": voters} if agreed else data)
     line = Text().append(answered, style="bold cyan").append(f"  {verb}", style="green")
     if one is not None and one.rule is not None:
         # The call as it was when it was answered, which may be another one than an older screen shows.
-        line.append(approvals.answered(one, verb, given.value))
+        line.append(approvals.answered(one, verb, value))
     shell.print(line.append(f": {agreed}" if agreed else ""))
     if not shell.json:
         shell.note(following)
@@ -180,19 +180,6 @@ def _verb(verb: str) -> Verb:
 
 def _value(wait: Wait | None, given: str | None) -> Any:
     return None if given is None else prompt.typed(wait, text_of(given))
-
-
-def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None:
-    if not (prompt.can_ask() and sys.stdout.isatty()) or shell.json:
-        takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
-        raise CommandFailed(f"{wait}: answer what? {takes or 'it asks nothing; `killick inbox` lists the questions'}")
-    for each in waits:
-        if (refused := approvals.why_not(shell.client, each, by)) is not None:
-            raise CommandFailed(f"{each.id}: {refused}; --by says who answers")
-        if (given := prompt.ask_one(shell, each, by=by)) is None:
-            raise CommandFailed(f"{each.id}: not answered; it still waits")
-        if given.verb is not None:
-            _print_answered(shell, each.run, each, given, by)
 
 
 def _next(shell: Shell, run: str, since: int) -> str:
