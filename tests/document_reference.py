@@ -42,7 +42,7 @@ A new field does not change the version; a changed name, type or meaning does.
 | a run | `killick show RUN --json`: [RunTimeline](#runtimeline) | `GET /runs/{{run}}`: [RunDetail](#rundetail) |
 | a step | `entries` of a run: [TimelineStep](#timelinestep) | `GET /runs/{{run}}/steps/{{step}}`: \
 [StepDetail](#stepdetail) |
-| the queues of limits | `killick ps --limits --json`: [LimitQueue](#limitqueue) | `limits` of `GET /workers` |
+| the queues of limits |  | `limits` of `GET /workers`: [LimitQueue](#limitqueue) |
 | open questions | `killick inbox --json`: [CommandQuestion](#commandquestion) | `GET /inbox`: [Question](#question) |
 | an event | `killick show RUN --log --json`: [Event](#event) | `GET /runs/{{run}}/events`, `GET /runs/{{run}}/follow` |
 | triggers | `killick trigger list --json`: [Trigger](#trigger) | `GET /triggers` |

@@ -16,7 +16,6 @@ from killick.cli.context import HOSTED, Shell, agent_option, command, limit_opti
 from killick.cli.exit_codes import CommandFailed
 from killick.history import listing
 from killick.history.listing import RunReason, RunSummary
-from killick.presenting.limits import LimitQueue, limit_queues
 from killick.presenting.runs import revived
 from killick.store.records import ENDED, KEY_DESTROYED, RunQuery, RunRow
 
@@ -52,10 +51,9 @@ class ListedRun(RunSummary, frozen=True, kw_only=True):
 @since_option
 @limit_option(30)
 @click.option("--all", "everything", is_flag=True, help="List all runs.")
-@click.option("--limits", is_flag=True, help="List the limits instead: calls in flight, and runs that wait.")
 def ps_command(
     shell: Shell, status: tuple[str, ...], short: tuple[str, ...], since: str | None, limit: int, everything: bool,
-    limits: bool, **only: Any,
+    **only: Any,
 ) -> None:  # fmt: skip
     """List runs and where each one is, newest first.
 
@@ -63,11 +61,7 @@ def ps_command(
       killick ps
       killick ps --failed --since 2h
       killick ps --agent settle --all
-      killick ps --limits
     """
-    if limits:
-        _show_limits(shell, limit_queues(shell.log))
-        return
     statuses = tuple(each.strip() for text in (*status, *short) for each in text.split(","))
     if unknown := [each for each in statuses if each not in STATUSES]:
         raise CommandFailed(f"{unknown[0]}: no such status; there are {', '.join(STATUSES)}")
@@ -82,26 +76,6 @@ def ps_command(
         shell.print(*(*drawn(seen, now, shell.out.width), listing.last_line(seen)))
     else:
         shell.print(listing.nothing(), err=True)
-
-
-def _show_limits(shell: Shell, queues: Sequence[LimitQueue]) -> None:
-    if shell.json:
-        shell.emit(queues)
-    elif not queues:
-        shell.print(Text("no call under a limit of calls at once is in flight", style="dim"), err=True)
-    else:
-        table, now = (
-            style.table(("LIMIT", "FOR", "IN FLIGHT", "WAITING", "FIRST IN LINE", "WAITS FOR")),
-            shell.clock.now_us(),
-        )
-        for each in queues:
-            value = ", ".join(f"{name}={value}" for name, value in each.arguments.items())
-            waits = "" if each.since_us is None else _coarse(now - each.since_us)
-            table.add_row(
-                Text(each.limit, style="bold"), Text(value), str(each.in_flight), str(each.waiting or ""),
-                Text(each.first or ""), Text(waits, style="dim"),
-            )  # fmt: skip
-        shell.out.print(table)
 
 
 # reading ------------------------------------------------------------------------------------------
