@@ -313,7 +313,7 @@ def test_the_group_lists_its_commands(capsys: Capture) -> None:
 def test_a_long_verification_says_on_stderr_how_far_it_is_where_that_is_no_terminal(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("killick.cli.commands.store.maintenance.REMARK_SECONDS", 0.0)
+    monkeypatch.setattr("killick.cli.progress.REMARK_SECONDS", 0.0)
     out, err = did(capsys, "store", "verify")
     assert out.startswith("✓ the record is intact: 3 runs, ")
     assert re.search(r"^verifying: \d+ of \d+$", err, re.MULTILINE)

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import click
 import msgspec
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from killick.check.checker import STORIES_MAX, Case, case_like, check
@@ -19,6 +18,7 @@ from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, pair, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.progress import progress
 from killick.clock import SystemClock
 from killick.definitions.agents import Agent
 from killick.history.phrasing import counted
@@ -93,16 +93,11 @@ def _cases(shell: Shell, target: str, like: str | None) -> list[Case]:
 def _checked(shell: Shell, case: Case, most: int) -> Report:
     clock = SystemClock()
     begun = clock.monotonic()
-    # One line, rewritten; a pipe gets none of it.
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    shown = shell.err.is_terminal and not shell.json
-    bar = Progress(*columns, console=shell.err, transient=True, disable=not shown)
-    with bar as progress, _with_timeout(case):
-        task = progress.add_task(f"interrupting {case.agent.name}", total=None)
+    with progress(shell) as show, _with_timeout(case):
 
         def tell(count: int, expected: int) -> None:
             signal.alarm(PATIENCE_SECONDS)  # another rehearsal begins, and may take its time
-            progress.update(task, completed=count, total=expected)
+            show(f"interrupting {case.agent.name}", count, expected)
 
         report = check(case, stories_max=most, progress=tell)
     shell.print(*rendered(report, clock.monotonic() - begun, shell.out.width))

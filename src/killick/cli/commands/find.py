@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from killick.cli import style as paint
 from killick.cli.context import Shell, agent_option, command, limit_option, named
+from killick.cli.progress import progress
 from killick.errors import StoreFull, StoreReadOnly
 from killick.history.search.query import Finder
 from killick.history.search.results import (
@@ -25,9 +26,6 @@ from killick.history.search.results import (
     SearchHit,
     Standing,
 )
-
-if TYPE_CHECKING:
-    from rich.status import Status
 
 WHY_LINES_MAX: Final = 3
 """Lines of a reason that are shown; --json has all of it."""
@@ -155,16 +153,8 @@ def _conditions(texts: tuple[str, ...]) -> dict[str, Any]:
 
 def _catch_up(shell: Shell) -> None:
     """Indexes new events before the query does, to show the progress. A read-only store is scanned."""
-    with contextlib.suppress(StoreReadOnly, StoreFull), contextlib.ExitStack() as stack:
-        shown: list[Status] = []
-
-        def tell(events: int) -> None:
-            line = f"indexing … {events:,} new events"
-            if not shown:
-                shown.append(stack.enter_context(shell.err.status(line)))
-            shown[0].update(line)
-
-        Finder(shell.log).catch_up(tell)
+    with contextlib.suppress(StoreReadOnly, StoreFull), progress(shell) as tell:
+        Finder(shell.log).catch_up(lambda events: tell("indexing new events", events, 0))
 
 
 # printing -----------------------------------------------------------------------------------------

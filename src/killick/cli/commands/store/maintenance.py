@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -33,43 +32,12 @@ T = TypeVar("T")
 LISTED_MAX: Final = 20
 """Runs and places of one sort that are listed; of the rest only the number."""
 
-REMARK_SECONDS: Final = 5.0
-"""How often progress is a line on stderr, where that is no terminal."""
-
 
 def some(shell: Shell, found: Collection[T]) -> Iterator[T]:
     """The first of the found ones, for a line each; says how many more there are."""
     yield from islice(found, LISTED_MAX)
     if len(found) > LISTED_MAX:
         shell.say("", (f"  and {len(found) - LISTED_MAX:,} more; --json lists them", "dim"))
-
-
-@contextmanager
-def progress(shell: Shell) -> Generator[Callable[[str, int, int], None]]:
-    """Progress on stderr: bars on a terminal, else a line now and then. Yields a function of phase, count and total."""
-    if not shell.err.is_terminal:
-        said = shell.clock.monotonic()
-
-        def remark(what: str, done: int, total: int) -> None:
-            nonlocal said
-            if shell.clock.monotonic() - said >= REMARK_SECONDS:
-                said = shell.clock.monotonic()
-                shell.note(f"{what}: {done:,} of {total:,}")
-
-        yield remark
-        return
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeRemainingColumn()
-    with Progress(*columns, console=shell.err, transient=True) as bars:
-        known: dict[str, TaskID] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in known:
-                known[what] = bars.add_task(what, total=total or None)
-            bars.update(known[what], completed=done)
-
-        yield tell
 
 
 @command("repair")

@@ -12,9 +12,10 @@ from rich.filesize import decimal
 from killick.archive.bundle import name_at
 from killick.archive.prune import Chosen, Pruned, choose, prune
 from killick.cli import style
-from killick.cli.commands.store.maintenance import progress, some
+from killick.cli.commands.store.maintenance import some
 from killick.cli.context import Shell, agent_option, command, current_user, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
+from killick.cli.progress import progress
 from killick.history.phrasing import counted, size_text
 from killick.history.vaults import Cleaned
 from killick.store.records import ENDED

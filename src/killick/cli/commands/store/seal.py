@@ -18,9 +18,10 @@ from killick.audit.checkpoint import checkpoint, new_key
 from killick.audit.proof import Proved, extends, prove, verify_proof
 from killick.audit.seal import SEALS, Sealed, seal
 from killick.cli import style
-from killick.cli.commands.store.maintenance import progress, some
+from killick.cli.commands.store.maintenance import some
 from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.progress import progress
 from killick.clock import timestamp
 from killick.errors import ProofBroken
 from killick.history.phrasing import counted

@@ -15,10 +15,11 @@ from killick.archive import bundle
 from killick.archive.export import read
 from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
-from killick.cli.commands.store.maintenance import progress, some
+from killick.cli.commands.store.maintenance import some
 from killick.cli.commands.store.seal import found_in, verify_file
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.progress import progress
 from killick.errors import ExportBroken, ProofBroken
 from killick.history.phrasing import counted
 from killick.history.vaults import Held
