@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import psycopg
 
-from killick.errors import AlreadyClaimed, EpochStale, HeadMoved, LogError, MessageGone, RunExists, RunUnknown
+from killick.errors import LogError, RunUnknown
 from killick.model.chunks import Blob
 from killick.store.postgres.server import PostgresServer, Statements
 from killick.store.postgres.wire import Q, Session, Statement
@@ -23,12 +23,12 @@ from killick.store.records import (
     Delivered,
     Delivery,
     Head,
-    Message,
     Row,
     RunIndex,
     Snapshot,
     refuse_misnumbered,
 )
+from killick.store.server_replies import delivered, refusal_of
 from killick.store.sql.rows import message_of
 
 FEW_ROWS: Final = 3
@@ -54,18 +54,10 @@ def append(session: Session, q: Statements, items: Sequence[Append], clock_us: i
     ]
 
 
-def acknowledged(
-    session: Session, q: Statements, items: Sequence[Append], results: Sequence[Head | LogError]
-) -> list[Head | LogError]:
-    """In a resent batch, accepts the appends that are in the log, also under later ones of the same batch."""
-    answers: list[Head | LogError] = []
-    for item, result in zip(items, results, strict=True):
-        if isinstance(result, HeadMoved) and item.create is None and item.rows:
-            committed = session.rows(q.acknowledged, item.run, *item.last, item.epoch)
-            answers.append(_head(*committed[0]) if committed else result)
-        else:
-            answers.append(result)
-    return answers
+def committed(session: Session, q: Statements, item: Append) -> Head | None:
+    """Returns the head after an append that is in the log."""
+    found = session.rows(q.acknowledged, item.run, *item.last, item.epoch)
+    return _head(*found[0]) if found else None
 
 
 def _runs(item: Append) -> Iterator[str]:
@@ -96,6 +88,7 @@ def _few(rows: int, q: Statements) -> Statement:
     return q.of(f"append_{rows}", lambda: Q.append_one.format(rows=", ".join([_LAST_ROW, *places])))
 
 
+_names: Final = msgspec.json.Decoder(list[str]).decode
 _LAST_ROW: Final = "($5, $7::bytea, $6, $8::bytea)"
 _FEW: Final = {rows: partial(_few, rows) for rows in range(1, FEW_ROWS + 1)}
 
@@ -137,7 +130,7 @@ def _append_all(
     )
     moved = {row[0]: _head(*row) for place, _, *row in found if place is None}
     others = [(refusal, row) for place, refusal, *row in found if place is not None]
-    return moved, [_head(*row) if refusal is None else _refusal(refusal) for refusal, row in others]
+    return moved, [_head(*row) if refusal is None else refusal_of(*_names(refusal)) for refusal, row in others]
 
 
 def _head(run: str, seq: int, hash_: bytes, epoch: int, base: int, parent: str | None, *lease: Any) -> Head:
@@ -156,14 +149,11 @@ def deliver(
     runs = sorted({sent.run for sent in deliveries})
     found = session.rows(q.deliver_items, payload, binary.blobs, runs, *binary.pieces)
     return [
-        RunUnknown(sent.run) if fresh is None else _delivered(sent, fresh, message_of(sent.run, tuple(row)), again)
+        RunUnknown(sent.run)
+        if fresh is None
+        else delivered(sent, message_of(sent.run, tuple(row)), fresh=fresh, again=again)
         for sent, (fresh, *row) in zip(deliveries, found, strict=True)
     ]
-
-
-def _delivered(sent: Delivery, fresh: bool, message: Message, again: bool) -> Delivered:
-    same = (message.name, message.body, message.by, message.at_us) == (sent.name, sent.body, sent.by, sent.at_us)
-    return Delivered(message, fresh=fresh or (again and same))
 
 
 class PostgresTransaction:
@@ -283,20 +273,3 @@ def _delivery_fields(sent: Delivery, binary: BinaryParams) -> dict[str, Any]:
     if sent.waits_for is not None:
         fields["waits_for"] = sent.waits_for
     return {**fields, "pieces": binary.places(sent.pieces)} if sent.pieces else fields
-
-
-def _refusal(text: str) -> LogError:
-    kind, run, *rest = msgspec.json.decode(text, type=list[str])
-    match kind:
-        case "RunExists":
-            return RunExists(run)
-        case "EpochStale":
-            return EpochStale(run, held=int(rest[0]), actual=int(rest[1]))
-        case "HeadMoved":
-            return HeadMoved(run, expected=int(rest[0]), actual=int(rest[1]))
-        case "AlreadyClaimed":
-            return AlreadyClaimed(run, space=rest[0], owner=rest[1], seq=int(rest[2]))
-        case "MessageGone":
-            return MessageGone(run, int(rest[0]))
-        case _:
-            return RunUnknown(run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -21,13 +22,14 @@ from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store import records
 from killick.store.postgres import search_terms
-from killick.store.postgres.append import PostgresTransaction, acknowledged, append, deliver, index_fields
+from killick.store.postgres.append import PostgresTransaction, append, committed, deliver, index_fields
 from killick.store.postgres.inspect import conditions, damaged_pieces, problems
 from killick.store.postgres.notify import PostgresListener
 from killick.store.postgres.rows import claimed_of, counts_query, run_row_of, runs_query
 from killick.store.postgres.server import PostgresServer, T, namespaces
 from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
+from killick.store.server_replies import acknowledged
 from killick.store.sql.reads import SqlReads
 from killick.store.sql.rows import damaged_terms, head_of, snapshot_of
 
@@ -109,7 +111,7 @@ class PostgresStore(SqlReads):
             nonlocal tries
             tries += 1
             results = append(session, self._q, items, self._clock_us())
-            return results if tries == 1 else acknowledged(session, self._q, items, results)
+            return results if tries == 1 else acknowledged(items, results, partial(committed, session, self._q))
 
         return self._server.run(write)
 

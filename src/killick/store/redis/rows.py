@@ -9,16 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.errors import (
-    AlreadyClaimed,
-    EpochStale,
-    HeadMoved,
-    LogError,
-    MessageGone,
-    RunBroken,
-    RunExists,
-    RunUnknown,
-)
 from killick.model.chunks import Blob
 from killick.store.records import Append, Delivery, Head, Message, Row, RunIndex, RunRow, Snapshot
 from killick.store.redis.server import BinaryArgs
@@ -104,25 +94,6 @@ def snapshot_of(name: bytes, text: bytes) -> Snapshot:
 def blob_of(hash_: bytes, text: bytes) -> Blob:
     codec, apart, body = text.partition(b"\n")
     return Blob(hash_, codec.decode(), body if apart else None)
-
-
-def refusal_of(kind: bytes, run: bytes, *rest: bytes) -> LogError:
-    name = run.decode()
-    match kind:
-        case b"RunExists":
-            return RunExists(name)
-        case b"EpochStale":
-            return EpochStale(name, held=int(rest[0]), actual=int(rest[1]))
-        case b"HeadMoved":
-            return HeadMoved(name, expected=int(rest[0]), actual=int(rest[1]))
-        case b"AlreadyClaimed":
-            return AlreadyClaimed(name, space=rest[0].decode(), owner=rest[1].decode(), seq=int(rest[2]))
-        case b"MessageGone":
-            return MessageGone(name, int(rest[0]))
-        case b"RunBroken":
-            return RunBroken(name, seq=int(rest[0]), reason="a row already exists where a new one belongs")
-        case _:
-            return RunUnknown(name)
 
 
 def text_of(value: bytes | None) -> str | None:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from killick.clock import Clock, SystemClock
 from killick.errors import (
-    HeadMoved,
     LogError,
     RunBusy,
     RunUnknown,
@@ -37,15 +36,16 @@ from killick.store.redis.rows import (
     index_args,
     lease_us,
     message_of,
-    refusal_of,
     row_args,
     row_of,
     run_row_of,
     snapshot_of,
+    str_of,
     text_of,
     unpacked,
 )
 from killick.store.redis.server import BinaryArgs, RedisServer, namespaces
+from killick.store.server_replies import acknowledged, delivered, refusal_of
 
 FORMAT: Final = 1
 """The layout of a Redis store that this build reads and writes."""
@@ -134,22 +134,17 @@ class RedisStore:
 
         def write(tries: int) -> list[records.Head | LogError]:
             found = self._server.once("append", args, binary.blobs, clock_us=self._clock_us())
-            results = [head_of(rest[0]) if done else refusal_of(*rest) for done, *rest in found]
-            return self._acknowledged(items, results) if tries else results
+            results = [head_of(rest[0]) if done else refusal_of(*map(str_of, rest)) for done, *rest in found]
+            return acknowledged(items, results, self._committed) if tries else results
 
         return self._server.run(write)
 
-    def _acknowledged(
-        self, items: Sequence[records.Append], results: list[records.Head | LogError]
-    ) -> list[records.Head | LogError]:
-        """In a resent batch, accepts the appends that are in the log, also under later ones of the same batch."""
-        for at, (item, result) in enumerate(zip(items, results, strict=True)):
-            if isinstance(result, HeadMoved) and item.create is None and item.rows:
-                binary, (seq, hash_) = BinaryArgs(), item.last
-                args = {"run": item.run, "epoch": item.epoch, "seq": seq, "hash": binary.put(hash_)}
-                if there := self._server.once("acknowledged", args, binary.blobs):
-                    results[at] = head_of(there)
-        return results
+    def _committed(self, item: records.Append) -> records.Head | None:
+        """Returns the head after an append that is in the log."""
+        binary, (seq, hash_) = BinaryArgs(), item.last
+        args = {"run": item.run, "epoch": item.epoch, "seq": seq, "hash": binary.put(hash_)}
+        found = self._server.once("acknowledged", args, binary.blobs)
+        return head_of(found) if found else None
 
     def head(self, run: str) -> records.Head | None:
         found = self._ask("head", {"run": run})
@@ -342,7 +337,9 @@ class RedisStore:
         def write(tries: int) -> list[records.Delivered | LogError]:
             found = self._server.once("deliver", args, binary.blobs)
             return [
-                _delivered(sent, each, again=tries > 0) if each else RunUnknown(sent.run)
+                delivered(sent, message_of(sent.run, *each[1:]), fresh=bool(each[0]), again=tries > 0)
+                if each
+                else RunUnknown(sent.run)
                 for sent, each in zip(deliveries, found, strict=True)
             ]
 
@@ -533,14 +530,6 @@ class RedisStore:
     def _clock_us(self) -> int | None:
         """The time passed to scripts; None: the server's."""
         return None if self._clock is None else self._clock.now_us()
-
-
-def _delivered(sent: records.Delivery, found: Sequence[Any], *, again: bool) -> records.Delivered:
-    """Decodes a delivery's result. A resent delivery owns the stored message if their contents are equal."""
-    fresh, number, text = found
-    message = message_of(sent.run, number, text)
-    same = (message.name, message.body, message.by, message.at_us) == (sent.name, sent.body, sent.by, sent.at_us)
-    return records.Delivered(message, fresh=bool(fresh) or (again and same))
 
 
 def _query_args(query: records.RunQuery) -> dict[str, Any]:
