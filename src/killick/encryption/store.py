@@ -5,23 +5,27 @@ Wraps any store. Data of a destroyed key is read as erased. `raw` has everything
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
 from killick.clock import Clock, SystemClock
 from killick.encryption.keyring import Keyring
 from killick.encryption.master_key import KeySources, described, master_keys
-from killick.errors import KeyRefused, LogError, ValueBroken
+from killick.errors import KeyRefused, ValueBroken
 from killick.model.chunks import Blob
 from killick.model.cipher import SUFFIX, is_encrypted, sealed_in
 from killick.model.hashing import data_hash
 from killick.store.protocol import Store
-from killick.store.records import ERASED_BODY, READ_LIMIT, Delivered, Delivery, Message, Opening, Row
+from killick.store.records import ERASED_BODY, Delivered, Message, Opening, Row
 
 STORE_LOG = "killick:key:" + "0" * 24
 """The log of the store's own key: a store that has it is encrypted."""
+
+_READS: Final = ("read", "row", "opening", "displaced", "pieces", "inbox", "message", "messages", "deliver")
+"""The operations that return values."""
 
 
 def decrypting(store: Store, keys: KeySources = None, *, clock: Clock | None = None) -> Store:
@@ -53,7 +57,8 @@ class DecryptingStore:
         self.append = raw.append
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.raw, name)
+        found = getattr(self.raw, name)
+        return partial(self._read, found) if name in _READS else found
 
     def close(self) -> None:
         self.keys.close()
@@ -80,44 +85,24 @@ class DecryptingStore:
         except ValueError as error:
             raise ValueBroken(piece.hash, str(error)) from None
 
-    def _row(self, row: Row) -> Row:
-        return row if row.data is None else Row(row.seq, row.body, self.opened(row.data), row.hash)
+    def _read(self, read: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return self._in_clear(read(*args, **options))
 
-    def _message(self, message: Message) -> Message:
-        return replace(message, body=self.opened(message.body) or ERASED_BODY)
-
-    # reading ----------------------------------------------------------------------------------
-
-    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
-        return [self._row(row) for row in self.raw.read(run, after=after, limit=limit, data=data)]
-
-    def row(self, run: str, seq: int) -> Row | None:
-        row = self.raw.row(run, seq)
-        return None if row is None else self._row(row)
-
-    def opening(self, run: str, *, fold: int) -> Opening | None:
-        found = self.raw.opening(run, fold=fold)
-        return None if found is None else replace(found, rows=[self._row(row) for row in found.rows])
-
-    def displaced(self, run: str) -> list[Row]:
-        return [self._row(row) for row in self.raw.displaced(run)]
-
-    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
-        return {digest: self.opened_piece(piece) for digest, piece in self.raw.pieces(hashes).items()}
-
-    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
-        return [self._message(each) for each in self.raw.inbox(run, name=name, after=after, limit=limit)]
-
-    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
-        found = self.raw.message(run, id)
-        return None if found is None else self._message(found)
-
-    def messages(self, run: str) -> list[Message]:
-        return [self._message(each) for each in self.raw.messages(run)]
-
-    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
-        outcomes = self.raw.deliver(deliveries)
-        return [
-            each if isinstance(each, LogError) else Delivered(self._message(each.message), each.fresh)
-            for each in outcomes
-        ]
+    def _in_clear(self, found: Any) -> Any:
+        match found:
+            case Row():
+                return found if found.data is None else Row(found.seq, found.body, self.opened(found.data), found.hash)
+            case Blob():
+                return self.opened_piece(found)
+            case Message():
+                return replace(found, body=self.opened(found.body) or ERASED_BODY)
+            case Delivered():
+                return Delivered(self._in_clear(found.message), found.fresh)
+            case Opening():
+                return replace(found, rows=self._in_clear(found.rows))
+            case list():
+                return [self._in_clear(each) for each in found]
+            case dict():
+                return {digest: self._in_clear(piece) for digest, piece in cast("dict[bytes, Any]", found).items()}
+            case _:
+                return found
