@@ -421,7 +421,7 @@ async def has_a_bug(run: killick.Run, name: str) -> None:
     await run.call(TOOLS[name], Order("tea", 3))
 
 
-@pytest.mark.parametrize("body", ["name_error", "in_a_thread", "in_helpers", "no_key", "asserts"])
+@pytest.mark.parametrize("body", ["name_error", "in_a_thread", "no_key", "asserts"])
 def test_a_bug_before_the_tool_called_anything_is_a_failure_with_its_frames_and_no_question(
     world: Any, body: str
 ) -> None:
@@ -434,7 +434,7 @@ def test_a_bug_before_the_tool_called_anything_is_a_failure_with_its_frames_and_
 
 @pytest.mark.parametrize(
     "body",
-    ["after_a_call", "in_a_loop", "by_a_function_of_c", "in_a_helper_that_sends", "of_c_itself", "caught",
+    ["after_a_call", "in_helpers", "in_a_loop", "by_a_function_of_c", "in_a_helper_that_sends", "of_c_itself", "caught",
      "after_an_await", "of_an_attribute", "raised_on_purpose", "raised_again", "in_the_end", "in_the_end_of_a_helper"],
 )  # fmt: skip
 def test_a_bug_of_which_it_is_not_known_what_came_before_is_a_question_that_says_so(world: Any, body: str) -> None:

@@ -6,10 +6,8 @@ an error already holds: it never reads from a connection, and never raises, even
 
 from __future__ import annotations
 
-import ast
 import dis
 import errno
-import linecache
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -114,27 +112,17 @@ _CALLS_NOTHING: Final = re.compile(
 
 
 def called_nothing(error: BaseException, fn: Callable[..., Any]) -> bool:
-    """Whether a bug was raised before the code of a tool had called anything: then nothing can have happened.
-
-    Every frame from the tool's function to the raise has computed, and is at most in the call that leads to the raise.
-    """
+    """Whether a bug was raised by a tool's own code before that had called anything: then nothing can have happened."""
     code, traceback = getattr(fn, "__code__", None), error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code is not code:
         traceback = traceback.tb_next
-    while traceback is not None and isinstance(error, _BUGS) and not isinstance(error, KillickError):
-        inner = traceback.tb_next
-        if not _only_computed(traceback, is_raise=inner is None):
-            return False
-        if inner is None:
-            return True
-        if _called_name(traceback) != inner.tb_frame.f_code.co_name:
-            return False  # a function such as sorted may have called it many times
-        traceback = inner
-    return False
+    if traceback is None or traceback.tb_next is not None or isinstance(error, KillickError):
+        return False
+    return isinstance(error, _BUGS) and _only_computed(traceback)
 
 
-def _only_computed(traceback: TracebackType, *, is_raise: bool) -> bool:
-    """Whether a frame has called nothing before its current instruction, which is the raise or a call."""
+def _only_computed(traceback: TracebackType) -> bool:
+    """Whether a frame has called nothing before its current instruction, which raised."""
     instructions = list(dis.get_instructions(traceback.tb_frame.f_code))
     at = max(each.offset for each in instructions if each.offset <= traceback.tb_lasti)  # a call may be at its cache
     names = {each.opname for each in instructions}
@@ -148,26 +136,9 @@ def _only_computed(traceback: TracebackType, *, is_raise: bool) -> bool:
             # This call makes an error: another one, which was not raised, or that of an assert.
             if following.offset == at and "LOAD_ASSERTION_ERROR" not in names:
                 return False
-        elif (is_raise or each.offset < at) and not _CALLS_NOTHING.fullmatch(each.opname):
+        elif not _CALLS_NOTHING.fullmatch(each.opname):
             return False
     return True
-
-
-def _called_name(traceback: TracebackType) -> str | None:
-    """The name of the function that a frame is calling, by its source."""
-    code = traceback.tb_frame.f_code
-    first, last, start, end = list(code.co_positions())[traceback.tb_lasti // 2]
-    if first is None or last is None or start is None or end is None:
-        return None
-    lines = [linecache.getline(code.co_filename, number).encode() for number in range(first, last + 1)]
-    lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][start:]
-    try:
-        call = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-    called = call.func if isinstance(call, ast.Call) else None
-    return called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else None
 
 
 def is_transient(error: BaseException) -> bool:
