@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -208,23 +207,6 @@ def test_who_holds_a_run_is_shown_with_what_it_is_at(kd: Client, web: TestClient
     assert (line["holder"], line["runs"]) == ("worker-7", 1)
     kd.runtime.store.release("s1", epoch=log.epoch)
     assert told(web, "/workers")["workers"] == []
-
-
-def test_an_idle_worker_is_listed_with_its_agents_and_version_until_its_process_ends(tmp_path: Path) -> None:
-    build = e.Build(version="2.4.1", commit="9f3c2ab")
-    path = str(tmp_path / "killick.db")
-    with killick.open(path) as kd:
-        with killick.open(path, build=lambda agent: build) as worker:
-            worker.run(report, "x", id="r1")
-            with TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as web:
-                found = told(web, "/workers")
-                [line] = found["workers"]
-                assert (line["holder"], line["alive"], line["runs"]) == (worker.runtime.engine.holder, True, 0)
-                assert (line["agents"], line["builds"]) == ([report.name], ["2.4.1 9f3c2ab"])
-                assert (line["name"], found["idle_known"]) == (f"process {os.getpid()}", True)
-                assert line["since"] is not None
-        with TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as web:
-            assert told(web, "/workers")["workers"] == []
 
 
 def test_runs_that_are_due_and_nobody_takes_are_a_warning_that_says_what_to_start(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.responses import Response
@@ -38,9 +38,8 @@ HELD_MAX: Final = 50
 APART_MAX: Final = 50
 """The maximum number of quarantined runs that are listed."""
 
-SEEN_MAX: Final = 40
-SEEN_EVENTS: Final = 200
-"""The newest runs that are read for idle workers, and the events at each end of a log that are read for its worker."""
+TAKEN_EVENTS: Final = 200
+"""The events at each end of a log that are read for the worker that took its run."""
 
 DUE_MAX: Final = 50
 """Runs that are due of which more is said than that they are."""
@@ -62,11 +61,10 @@ class HeldRun(Document, frozen=True):
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that has runs leased, or is idle. `lease_seconds` is the time left of its first lease to expire, if
-    any expires. A worker has its `host`, and its `slots`: how many runs it executes at once.
+    """A process that has runs leased. `lease_seconds` is the time left of its first lease to expire, if any expires. A
+    worker has its `host`, and its `slots`: how many runs it executes at once.
 
-    `duties` are its triggers and hooks, `agents` those of the runs that it has or had. An idle one has `since`: when
-    the last of its runs changed. A holder that is not alive abandoned its runs.
+    `duties` are its triggers and hooks, `agents` those of its runs. A holder that is not alive abandoned its runs.
     """
 
     holder: str
@@ -74,7 +72,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     slots: int | None
     alive: bool
-    since_us: int | None = None
     lease_seconds: float | None
     runs: int
     held: tuple[HeldRun, ...]
@@ -95,33 +92,27 @@ class DueRun(Document, frozen=True):
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
-    """The holders of runs, the idle workers, the due runs, and the queues of limits. `late`: a run has been due for
-    longer than expected.
-
-    The store knows a worker from its first run on. `idle_known` is false where it cannot prove that a worker without a
-    lease is alive; then idle workers are not listed.
-    """
+    """The holders of runs, the due runs, and the queues of limits. `late`: a run has been due for too long."""
 
     workers: tuple[Worker, ...]
     due: tuple[DueRun, ...]
     due_more: bool
     abandoned: int
     late: bool
-    idle_known: bool
     limits: tuple[LimitQueue, ...]
     advice: str | None = None
 
 
 @get("/workers", page="workers.html")
 def workers(call: Call[Nothing, Nothing]) -> Workers:
-    """The holders of runs with their runs, the idle workers, and the due runs without a holder."""
+    """The holders of runs with their runs, and the due runs without a holder."""
     client = call.client
     held = tuple(_workers(client))
     due = tuple(_due(client, call.now_us))
     late = any(call.now_us - each.since_us > LATE_US for each in due)
     return Workers(
-        workers=(*held, *_idle(client, {each.holder for each in held})), due=due, due_more=len(due) == DUE_MAX,
-        abandoned=sum(each.left_by is not None for each in due), idle_known=client.runtime.store.proves_life, late=late,
+        workers=held, due=due, due_more=len(due) == DUE_MAX,
+        abandoned=sum(each.left_by is not None for each in due), late=late,
         limits=tuple(limit_queues(client.runtime.log)), advice=_advice(held, due, late=late),
     )  # fmt: skip
 
@@ -149,47 +140,25 @@ def _workers(client: Client) -> Iterator[Worker]:
         rows = holding.get(each.holder, [])
         held = tuple(_held(client, row) for row in rows if not row.agent.startswith(OWN_AGENTS))
         duties = tuple(sorted(row.run for row in rows if row.agent.startswith(OWN_AGENTS)))
+        taken = next(filter(None, (_taken(client, run.run, each.holder) for run in held)), None)
+        host, slots = (taken.host or None, taken.slots or None) if taken is not None else (None, None)
         yield Worker(
-            **_place(each.holder, next(filter(None, (_taken(client, run.run, each.holder) for run in held)), None)),
-            alive=each.lives, runs=each.runs - len(duties), held=held,
+            holder=each.holder, name=process(each.holder), host=host, slots=slots, alive=each.lives,
+            runs=each.runs - len(duties), held=held, duties=duties,
             lease_seconds=None if each.until_us is None else round((each.until_us - now) / 1_000_000, 1),
-            duties=duties, agents=tuple(sorted({run.agent for run in held})),
+            agents=tuple(sorted({run.agent for run in held})),
             builds=tuple(sorted({run.build for run in held if run.build})),
         )  # fmt: skip
 
 
-def _place(holder: str, taken: e.RunTaken | None) -> dict[str, Any]:
-    """Where a holder is, and its slots, as it recorded them when it took a run."""
-    host, slots = (taken.host or None, taken.slots or None) if taken is not None else (None, None)
-    return {"holder": holder, "name": process(holder), "host": host, "slots": slots}
-
-
-def _taken(client: Client, run: str, holder: str | None = None) -> e.RunTaken | None:
-    """How a run was last taken, or last by this holder, as far as one of the ends of its log has it."""
+def _taken(client: Client, run: str, holder: str) -> e.RunTaken | None:
+    """How a run was last taken by this holder, as far as one of the ends of its log has it."""
     head = client.runtime.store.head(run)
-    for after in dict.fromkeys((max(head.seq - SEEN_EVENTS, 0), 0)) if head is not None else ():
-        for _, event, _ in reversed(client.runtime.log.read(run, after=after, limit=SEEN_EVENTS)):
-            if isinstance(event, e.RunTaken) and holder in (None, event.holder):
+    for after in dict.fromkeys((max(head.seq - TAKEN_EVENTS, 0), 0)) if head is not None else ():
+        for _, event, _ in reversed(client.runtime.log.read(run, after=after, limit=TAKEN_EVENTS)):
+            if isinstance(event, e.RunTaken) and event.holder == holder:
                 return event
     return None
-
-
-def _idle(client: Client, busy: set[str]) -> Iterator[Worker]:
-    """The live processes that took one of the newest runs and hold none now."""
-    store = client.runtime.store
-    took: dict[str, list[tuple[RunRow, e.RunTaken]]] = {}
-    for row in store.runs(RunQuery(), limit=SEEN_MAX) if store.proves_life else ():
-        taken = _taken(client, row.run)
-        if taken is not None and taken.holder not in busy:
-            took.setdefault(taken.holder, []).append((row, taken))
-    for holder, rows in took.items():
-        if store.lives(holder):
-            builds = {" ".join(filter(None, (taken.build.version, taken.build.commit))) for _, taken in rows}
-            yield Worker(
-                **_place(holder, rows[0][1]), alive=True, lease_seconds=None, runs=0, held=(), duties=(),
-                agents=tuple(sorted({row.agent for row, _ in rows})), builds=tuple(sorted(filter(None, builds))),
-                since_us=max(row.changed_at_us for row, _ in rows),
-            )  # fmt: skip
 
 
 def _held_rows(client: Client) -> Iterator[RunRow]:
