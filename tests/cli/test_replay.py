@@ -150,7 +150,7 @@ def test_code_that_agrees_is_told_step_by_step(capsys: pytest.CaptureFixture[str
     assert not Path("bank").exists()
 
 
-def test_failures_answers_and_children_are_told_as_people_say_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_is_told_with_its_error_or_its_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "run", "app.py:mixed", "-q", "-i", "17", "--id", "m").code == 3
     assert call(capsys, "time", "replay", "m", "--agent", "app.py:mixed").out.splitlines()[-1] == (
         "✓ agrees: the code took 3 steps again and is waiting where the record ends; nothing was called"
@@ -159,9 +159,9 @@ def test_failures_answers_and_children_are_told_as_people_say_them(capsys: pytes
     assert call(capsys, "run", "app.py:mixed", "-q", "--id", "m").code == 0
     assert call(capsys, "time", "replay", "m", "--agent", "app.py:mixed").out.splitlines()[1:6] == [
         "  ✓ 1     below                ",
-        "  ✓ 2     m/1                  34",
+        '  ✓ 2     m/1                  {"status": "completed", "result": 34, "failure": null}',
         "  ✗ 3     send                 killick.errors.NotDone: the mailbox is full",
-        '  ✓ 4     ask                  respond "yes"',
+        '  ✓ 4     ask                  {"kind": "respond", "value": "yes"}',
         "  ✓ 5     sleep                ",
     ]
 

@@ -168,20 +168,10 @@ def verdict(replayed: Replayed) -> str:
 
 
 def _said(played: Played) -> str:
-    if played.failure is not None:
-        return str(played.failure)
-    if played.status != "done":
-        return played.status
-    output: Any = played.output
-    if not isinstance(output, dict) or played.sort != "wait":
-        return "" if output is None and played.sort in ("wait", "scope", "child") else paint.inline(output)
-    data: dict[str, Any] = output  # pyright: ignore[reportUnknownVariableType]
-    if set(data) == {"kind", "value"}:
-        value = f" {paint.inline(data['value'])}" if data["value"] is not None else ""
-        return f"{data['kind']}{value}"
-    if set(data) == {"status", "result", "failure"}:
-        return paint.inline(data["result"]) if data["status"] == "completed" else str(data["status"])
-    return paint.inline(data)
+    """The outcome of a step: its error, its status, or its result as JSON."""
+    if played.failure is not None or played.status != "done":
+        return str(played.failure or played.status)
+    return "" if played.output is None else paint.inline(played.output)
 
 
 def _changes(recorded: Any, found: Any) -> Iterator[str]:
