@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Final
@@ -26,7 +26,7 @@ from temporalio.worker import Worker
 
 from killick.adapters import temporal_workflow as flow
 from killick.adapters.engines import commands
-from killick.adapters.engines.turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
+from killick.adapters.engines.turns import SLICE_SECONDS, ToolQueues, Turn, TurnOutcome, name_of
 from killick.adapters.engines.wakeups import RunWaker
 from killick.adapters.temporal_workflow import EngineSettings, RunWorkflow
 from killick.client.client import AnyClient
@@ -50,6 +50,7 @@ class Temporal:
     """Killick's runs on a Temporal server. In an `async with` block it serves them; without one it only starts them.
 
     task_queue          the queue of turns. Every worker of a queue must have the same agents
+    tool_queues         by tool, the queue of the workers that alone can run it; the same for all workers
     agents              the agents whose runs are Temporal's, by name; default: all declared in this process
     concurrency         the maximum number of concurrent runs of a worker
     heartbeat_seconds   how long a worker may be silent before Temporal reassigns its turns
@@ -64,14 +65,16 @@ class Temporal:
 
     def __init__(
         self, client: AnyClient, temporal: TemporalClient, *, task_queue: str = "killick",
-        agents: Collection[str] | None = None, concurrency: int = 10, heartbeat_seconds: float = 10.0,
-        lease_seconds: float = LEASE_SECONDS, slice_seconds: float = SLICE_SECONDS, duties: bool = True,
-        search_attributes: bool | None = None, **options: Any,
+        tool_queues: Mapping[str, str] | None = None, agents: Collection[str] | None = None, concurrency: int = 10,
+        heartbeat_seconds: float = 10.0, lease_seconds: float = LEASE_SECONDS, slice_seconds: float = SLICE_SECONDS,
+        duties: bool = True, search_attributes: bool | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._client = client.as_async()
         self._temporal = temporal
         self._queue = task_queue
-        self._agents = agents
+        self._queues = ToolQueues(task_queue, tool_queues) if tool_queues else None
+        # A worker of a tool's queue starts no workflows: they would be on its queue.
+        self._agents = () if agents is None and task_queue in (tool_queues or {}).values() else agents
         self._concurrency = concurrency
         self._heartbeat_seconds = heartbeat_seconds
         self._is_searchable = search_attributes
@@ -196,7 +199,10 @@ class Temporal:
         """One turn. A worker that stops, or lost its heartbeat, finishes the current step, and no more."""
         try:
             with commands.final(_error):
-                turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
+                turn = Turn(
+                    self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds,
+                    queues=self._queues,
+                )  # fmt: skip
                 return await self._alive(turn)
         except RunBusy as busy:
             # Its holder finishes a step, or is dead and will be detected.

@@ -186,6 +186,7 @@ class RunWorkflow:
             self._outcome = await workflow.execute_activity(
                 ADVANCE,
                 workflow.info().workflow_id,
+                task_queue=None if self._outcome is None else self._outcome.queue,
                 result_type=TurnOutcome,
                 start_to_close_timeout=_LONGEST,
                 heartbeat_timeout=timedelta(seconds=settings.heartbeat_seconds),

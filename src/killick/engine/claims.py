@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from killick.definitions.agents import AnyAgent
@@ -35,6 +36,7 @@ class ClaimedRun(NamedTuple):
     left           the previous holder, if it left the run in the middle; `left_until_us`: the end of its lease
     backs_off      a run that crashed waits for its back-off, and a suspect is released, to be run alone
     alone          this process runs nothing else
+    serves         whether this process takes a step of a name and a sort; for others the run is left. None: all
     """
 
     head: Head
@@ -44,6 +46,7 @@ class ClaimedRun(NamedTuple):
     left_until_us: int | None = None
     backs_off: bool = False
     alone: bool = False
+    serves: Callable[[str, str], bool] | None = None
 
     @property
     def lapsed(self) -> str | None:

@@ -27,7 +27,7 @@ from killick.engine.effects.run_tree import RunTree
 from killick.engine.engine import Engine
 from killick.engine.leases import Lease
 from killick.engine.replay import Record
-from killick.engine.signals import Interrupted, Signal, Stopped
+from killick.engine.signals import Interrupted, Parked, Signal, Stopped
 from killick.engine.steps import attempt as calls
 from killick.engine.steps.turns import InertSteps, Turns, end_with
 from killick.engine.waits.open_wait import InnerWaits, Intervened, Waiter
@@ -182,6 +182,8 @@ class Execution:
         self.branches: set[Branch] = set()
         self.inner_waits = InnerWaits(self.mark_idle, self.mark_busy)
         self.lease: Lease | None = None
+        self.serves: Callable[[str, str], bool] | None = None
+        self.left_for: str | None = None
         self.attempts = 0
         """The number of open attempts. A worker that gives the run up lets them finish first."""
         self.touch_after_us = 0
@@ -243,8 +245,8 @@ class Execution:
 
     @cached_property
     def is_unguarded(self) -> bool:
-        """Whether its steps are not traced, and touch no workspace."""
-        return not (self.engine.tracer or self.files or self.agent.options.workspace)
+        """Whether its steps are not traced, touch no workspace, and are all taken here."""
+        return not (self.engine.tracer or self.files or self.agent.options.workspace or self.serves)
 
     @cached_property
     def run_tree(self) -> RunTree:
@@ -331,6 +333,14 @@ class Execution:
         """
         first, self._is_first = self._is_first, False
         return first or self.after_death
+
+    def leave_for(self, name: str, sort: e.Sort) -> None:
+        """Leave the run before a step that this process does not take."""
+        if self.serves is not None and self.signal is None and not self.serves(name, sort):
+            self.left_for = name
+            leaving = Parked()
+            self.close(leaving)
+            raise leaving
 
     async def raise_if_closing(self) -> None:
         """After a CancelledError: raise the signal, unless the agent's own code cancelled."""

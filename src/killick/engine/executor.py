@@ -233,7 +233,8 @@ class Executor:
             self._children.unwind(ex)
             raise
         head = claim.head
-        if head.seq != ex.log.seq or head.hash != ex.log.hash or (claim.backs_off and claim.lapsed):
+        has_changed = head.seq != ex.log.seq or head.hash != ex.log.hash or ex.serves != claim.serves
+        if has_changed or (claim.backs_off and claim.lapsed):
             if ours:
                 engine.release(run, head.epoch, left=claim.left is not None)
             self._children.unwind(ex)
@@ -285,6 +286,7 @@ class Executor:
             )
             ex = self._execution(agent, log, point, hosts=hosts)
             self._leased(ex, log.epoch, claim.since, claim.seconds)
+            ex.serves = claim.serves
             ex.first_build = facts.build
             ex.was_abandoned = claim.left is not None
             ex.after_death = facts.crashes is not None

@@ -38,6 +38,8 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     diverged: tuple[str, str, str, tuple[str, str]] | None = None
     not_undone: tuple[str, ...] = ()
     renewed_as: str | None = None
+    left_for: str | None = None
+    """The step that this process does not take, if the run was left for that."""
     left: bool = False
     """Whether it was preempted, or interrupted by the end of the process; it is due at once."""
     crashed: bool = False
@@ -83,4 +85,7 @@ def outcome_of(ex: Execution, *, left: bool = False) -> RunOutcome:
     fold = ex.log.fold
     diverged = ex.diverged if isinstance(ex.signal, Diverging) else None
     status = "paused" if isinstance(ex.signal, Paused) else fold.facts.status
-    return RunOutcome(run=ex.run_id, status=status, wake_at_us=fold.wake_at, diverged=diverged, left=left)
+    return RunOutcome(
+        run=ex.run_id, status=status, wake_at_us=fold.wake_at, diverged=diverged, left=left,
+        left_for=ex.left_for,
+    )  # fmt: skip

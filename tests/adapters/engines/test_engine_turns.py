@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import killick
-from killick.adapters.engines.turns import RESULT_BYTES_MAX, Turn, TurnOutcome, name_of
+from killick.adapters.engines.turns import RESULT_BYTES_MAX, ToolQueues, Turn, TurnOutcome, name_of
 from killick.errors import RunBusy, RunUnknown
 
 
@@ -149,3 +149,40 @@ def test_a_large_result_stays_in_the_store_and_a_failure_is_a_line(kd: killick.C
     failed = taken(kd, "failing")
     assert failed.status == "failed"
     assert "no such account" in str(failed.failure)
+
+
+@killick.tool(effect="idempotent", name="turns_paint")
+async def paint(wall: int) -> str:
+    PAINTED.append(wall)
+    return "blue"
+
+
+@killick.agent
+async def house(run: killick.Run) -> list[str]:
+    first = await run.call(look)
+    walls = await run.gather(run.call(paint, 1), run.call(paint, 2))
+    return [first, *walls, await run.call(look)]
+
+
+PAINTED: list[int] = []
+
+
+def test_a_turn_leaves_the_run_before_a_step_of_another_queue(kd: killick.Client) -> None:
+    PAINTED.clear()
+    kd.start(house, id="house")
+    home, painters = (ToolQueues(own, {"turns_paint": "painters"}) for own in ("home", "painters"))
+
+    async def turn(queues: ToolQueues) -> TurnOutcome:
+        return await Turn(kd.as_async(), "house", queues=queues).take()
+
+    async def story() -> None:
+        left = await turn(home)
+        assert (left.status, left.wait_seconds, left.queue) == ("running", 0.0, "painters")
+        assert PAINTED == []
+        assert await turn(home) == left
+        back = await turn(painters)
+        assert (back.status, back.queue, sorted(PAINTED)) == ("running", None, [1, 2])
+        assert (await turn(home)).result == ["seen", "blue", "blue", "seen"]
+
+    asyncio.run(story())
+    assert sorted(PAINTED) == [1, 2]

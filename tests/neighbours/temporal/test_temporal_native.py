@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio import activity
 from temporalio.client import (
     Client,
     WorkflowExecutionStatus,
@@ -261,3 +262,51 @@ def test_workers_die_while_updates_and_signals_arrive_and_each_counts_once(
 def any_answered(store: str, names: list[str]) -> bool:
     with killick.open(store) as kd:
         return any(len(kd.events(row.id)) > 4 for row in kd.list() if row.id in names)
+
+
+@killick.tool(effect="idempotent")
+async def render(scene: int) -> str:
+    return activity.info().task_queue
+
+
+@killick.tool(effect="idempotent")
+async def publish(scene: int) -> str:
+    return activity.info().task_queue
+
+
+@killick.agent
+async def studio(run: killick.Run, scenes: int) -> list[str]:
+    rendered = [await run.call(render, scene) for scene in range(scenes)]
+    both = await run.gather(run.call(publish, 1), run.call(render, scenes))
+    return [*rendered, *both, await run.call(publish, 2)]
+
+
+def test_a_tool_runs_on_its_own_task_queue(server: DevServer, store: str, world: Path) -> None:
+    async def story() -> Counter[str]:
+        queues = {"render": "studio-gpu"}
+        async with (
+            serving(server, store, "studio", tool_queues=queues) as (_, engine, client),
+            serving(server, store, "studio-gpu", tool_queues=queues),
+        ):
+            workflow = await engine.start(studio, 2, id="studio-1")
+            home, gpu = "studio", "studio-gpu"
+            assert await workflow.result() == [gpu, gpu, home, gpu, home]
+            return await events(client, "studio-1")
+
+    assert asyncio.run(story())["ACTIVITY_TASK_SCHEDULED"] <= 7
+
+
+def test_a_tool_whose_worker_dies_is_settled_on_its_own_task_queue(
+    server: DevServer, store: str, world: Path, process: Process
+) -> None:
+    async def story() -> None:
+        world.with_suffix(".die").write_text("ann")
+        async with serving(server, store, "tills", tool_queues={"pay": "tills-safe"}) as (_, engine, _):
+            first = process("serve.py", store, server.address, "tills-safe", '{"pay": "tills-safe"}')
+            workflow = await engine.start(agents.payer, "ann", id="tills-1")
+            assert await asyncio.to_thread(first.wait, 300) == -signal.SIGKILL
+            process("serve.py", store, server.address, "tills-safe", '{"pay": "tills-safe"}')
+            assert await workflow.result() == "ann is paid"
+
+    asyncio.run(story())
+    assert len(lines(world)) == 1

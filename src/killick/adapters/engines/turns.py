@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -55,6 +56,8 @@ class TurnOutcome:
     result: Any = None
     """The result; one that is too large is named instead, as `{"killick_run": …, "bytes": …}`."""
     failure: str | None = None
+    queue: str | None = None
+    """The task queue that takes the next turn; None: the agent's own."""
 
     @property
     def has_ended(self) -> bool:
@@ -68,16 +71,34 @@ class TurnOutcome:
         return f"Run{self.status.capitalize()}", f"{self.run}: {self.failure or self.status}"
 
 
+@dataclass(frozen=True)
+class ToolQueues:
+    """The task queues of tools. A process takes the steps of its queue, and leaves the run before any other."""
+
+    own: str
+    of: Mapping[str, str]
+
+    def serves(self, name: str, sort: str) -> bool:
+        """Whether this process takes a step. A queue that no tool names takes all but those of named tools."""
+        if sort not in ("tool", "model"):
+            return True
+        queue = self.of.get(name) if sort == "tool" else None
+        return queue == (self.own if self.own in self.of.values() else None)
+
+
 class Turn:
     """One turn of a run, and of its continuations."""
 
     def __init__(
-        self, client: AnyClient, run: str, *, lease_seconds: float = LEASE_SECONDS, slice_seconds: float = SLICE_SECONDS
-    ) -> None:
+        self, client: AnyClient, run: str, *, lease_seconds: float = LEASE_SECONDS,
+        slice_seconds: float = SLICE_SECONDS, queues: ToolQueues | None = None,
+    ) -> None:  # fmt: skip
         self._client = client
         self._run = renewals.latest(client.runtime.log, run)
         self._lease_seconds = lease_seconds
         self._slice_seconds = slice_seconds
+        self._queues = queues
+        self._left_for: str | None = None
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
@@ -93,7 +114,7 @@ class Turn:
             while not self._leaving.is_set():
                 outcome = self._outcome_of(await self._advanced())
                 seconds = outcome.wait_seconds
-                if seconds is None or seconds > SIT_SECONDS:
+                if seconds is None or seconds > SIT_SECONDS or self._left_for is not None:
                     break
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._client.runtime.clock.nap_seconds(seconds)):
@@ -114,7 +135,8 @@ class Turn:
         left = client.runtime.log.head(run)
         since = client.runtime.clock.monotonic()
         head = client.runtime.store.lease(run, holder, seconds=self._lease_seconds)
-        claim = ClaimedRun(head, since, self._lease_seconds, left.holder, left.lease_until_us)
+        serves = None if self._queues is None else self._queues.serves
+        claim = ClaimedRun(head, since, self._lease_seconds, left.holder, left.lease_until_us, serves=serves)
         try:
             return await executor.advance(run, claim=claim)
         except BaseException:
@@ -128,7 +150,9 @@ class Turn:
         if advanced.has_ended:
             return _ended(advanced)
         if advanced.left:
-            return TurnOutcome(self._run, advanced.status, 0.0)
+            self._left_for = advanced.left_for
+            queue = None if self._queues is None else self._queues.of.get(advanced.left_for or "")
+            return TurnOutcome(self._run, advanced.status, 0.0, queue=queue)
         shown = state_of(self._client, self._run)
         if advanced.status == "paused":
             return TurnOutcome(self._run, advanced.status, step=shown.step, waits=shown.waits)

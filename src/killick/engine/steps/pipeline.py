@@ -42,6 +42,7 @@ async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.St
     step, past = await classified(ex, branch, intent, step)
     if past is not None and past.status in OVER:
         return await replayed(ex, branch, past, intent)
+    ex.leave_for(intent.name, intent.sort)
     if not ex.is_solo:
         await ex.await_turn()
     attempting = StepExecution(ex, branch, step, intent, past)
@@ -148,6 +149,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
         if past is not None and past.status in OVER:
             source: Any = _listed(_chunks(await replayed(ex, branch, past, intent)))
         else:
+            ex.leave_for(intent.name, intent.sort)
             await ex.await_turn()
             reading = _Reading(StepExecution(ex, branch, step, intent, past))
             try:
