@@ -22,5 +22,7 @@ def test_what_the_page_shows_is_so(server: DevServer, tmp_path: Path, monkeypatc
 def test_the_example_runs() -> None:
     env = {**os.environ, "PATH": f"{CLI.parent}:{os.environ['PATH']}"}
     command = [sys.executable, str(ROOT / "examples/neighbours/temporal.py")]
-    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True).stdout
-    assert "40 to ann\n" in told
+    # A thread of temporalio's may crash the interpreter as it ends, after all is done (1 of 25, on a busy machine).
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.stdout.endswith(" in the record\n"), done.stderr
+    assert "40 to ann\n" in done.stdout
