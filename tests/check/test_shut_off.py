@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import platform
 import socket
 import sqlite3
 import subprocess
@@ -200,6 +201,18 @@ def test_reading_and_what_is_only_in_memory_go_on_working() -> None:
     assert report.left_alone == "completed"
     assert not report.cut_short
     assert [each.kind for each in report.findings if each.kind != "outside"] == []
+
+
+def test_a_library_that_asks_which_platform_it_is_on_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "_uname_cache", None)  # as in a process that never asked
+
+    @killick.agent(name="shut_platform")
+    async def asks(run: killick.Run) -> str:
+        known = await asyncio.to_thread(lambda: platform.uname().processor)
+        await run.call(look)
+        return known
+
+    assert not check(asks, stories_max=4).findings
 
 
 def test_one_rehearsal_is_enough_to_find_it_and_it_is_said_that_the_others_were_left_out(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
             frame = frame.f_back
             continue
         module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(_ASIDE):
+        if module.startswith(_ASIDE) or module == "platform":
             return True, None
         if module.startswith("killick.") or module == "killick":
             return nearest is None, nearest
@@ -284,7 +284,7 @@ def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
 
 
 _ASIDE: Final = ("importlib", "linecache", "tracemalloc", "pdb", "bdb")
-"""Modules that read for the sake of the interpreter, or of a debugger."""
+"""Modules that read for the interpreter, or for a debugger. So does `platform`, which starts `uname` once a process."""
 
 
 def is_user_code(frame: FrameType) -> bool:
