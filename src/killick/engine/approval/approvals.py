@@ -177,8 +177,8 @@ class ApprovalQuestion:
             "covers": [list(rule) for rule, _ in self.verdict.asks],
             **({"paths": dict(j.paths)} if j.paths else {}),
         }
-        if j.intent.shape is not None and (schema := schema_of_call(j)) is not None:
-            values["schema"] = schema
+        if j.intent.shape is not None and (parameters := _parameters(TOOLS.get(j.intent.name))) is not None:
+            values["schema"] = parameters.schema
         if (may := self._may(to)) is not None:
             values["may"] = may
         if self._reason:
@@ -313,28 +313,17 @@ def _changes(tool: AnyTool | None, name: str, shape: Shape | None, value: Any) -
     changes: dict[str, Any] = {**value}
     if unknown := shape.unknown_parameters(changes.keys()):
         raise ValueRefused(f"edit.{unknown[0]}", f"is not an argument of {name} ({', '.join(shape.hints)})")
-    return _typed(tool, through_codec(changes, at="edit"))
+    changes, parameters = through_codec(changes, at="edit"), _parameters(tool)
+    # An approver's text becomes a value of a type that JSON lacks, such as a date.
+    return changes if parameters is None else {name: parameters.fitted(name, changes[name]) for name in changes}
 
 
-def _typed(tool: AnyTool | None, changes: dict[str, Any]) -> dict[str, Any]:
-    """Convert an approver's text for types that JSON lacks, such as dates, to the tool's types."""
-    if tool is None or all(
-        type(value) in (int, bool, str, float) and _fits(tool, name, value) for name, value in changes.items()
-    ):
-        return changes
+def _parameters(tool: AnyTool | None) -> Parameters | None:
+    """The parameters of a tool, as a form shows them; None if they cannot be described."""
     try:
-        parameters = Parameters(tool)
+        return None if tool is None else Parameters(tool)
     except DeclarationRefused:
-        return changes
-    return {name: parameters.fitted(name, value) for name, value in changes.items()}
-
-
-def _fits(tool: AnyTool, name: str, value: Any) -> bool:
-    try:
-        tool.shape.restore({name: value}, {})
-    except ValueRefused:
-        return False
-    return True
+        return None
 
 
 def refuse_misfit(wait: Wait, value: Any) -> None:
@@ -349,15 +338,6 @@ def refuse_misfit(wait: Wait, value: Any) -> None:
             shape.restore(changes, {})
         except (ValueRefused, UnicodeError) as refused:
             raise AnswerRefused(wait.id, str(refused)) from None
-
-
-def schema_of_call(j: PendingVerdict) -> Any:
-    """The schema of an edit, for forms; None if it cannot be described."""
-    tool = TOOLS.get(j.intent.name)
-    try:
-        return None if tool is None else Parameters(tool).schema
-    except DeclarationRefused:
-        return None
 
 
 # from the record -----------------------------------------------------------------------------------
