@@ -111,9 +111,10 @@ class Record:
                     if event.by != "agent":
                         self.outside.append(Change(self._seen_from(seq), event.version, self.data(seq)))
                 else:
-                    name = event.name if isinstance(event, e.FactDrawn | e.MessageTaken) else ""
                     queue = PAGES if kind in _PAGES else kind
-                    self._between[event.step or "", f"{queue}:{name}"].append(seq)
+                    if isinstance(event, e.FactDrawn | e.MessageTaken):
+                        queue = f"{kind}:{event.name}"
+                    self._between[event.step or "", queue].append(seq)
 
     def _seen_from(self, seq: int) -> int:
         """When code sees a change from outside: as of its next step that returns after it. What a fork was made with
@@ -177,20 +178,16 @@ class Record:
                     return str(event.holder)
         return None
 
-    def take(self, position: str, kind: str, name: str = "") -> int | None:
-        """The seq of the next thing of this kind recorded before a step, and move past it."""
-        queue = self._between.get((position, f"{kind}:{name}"))
-        return queue.popleft() if queue else None
+    def take(self, position: str, *kinds: str) -> int | None:
+        """The seq of the first thing of these kinds recorded before a step, and move past it. A kind may have a name:
+        `fact.drawn:now`."""
+        queues = [queue for kind in kinds if (queue := self._between.get((position, kind)))]
+        return min(queues, key=lambda queue: queue[0]).popleft() if queues else None
 
     def ahead(self, position: str, kind: str) -> int | None:
         """The seq of the next event of `take`."""
-        queue = self._between.get((position, f"{kind}:"))
+        queue = self._between.get((position, kind))
         return queue[0] if queue else None
-
-    def take_first(self, position: str, *kinds: str) -> int | None:
-        """The same, of whichever of these kinds comes first."""
-        queues = [queue for kind in kinds if (queue := self._between.get((position, f"{kind}:")))]
-        return min(queues, key=lambda queue: queue[0]).popleft() if queues else None
 
     def branches_beyond(self, step: e.StepId, count: int) -> int | None:
         """A branch of a gather that has steps on record and that the code does not have any more."""

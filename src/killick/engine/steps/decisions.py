@@ -67,7 +67,7 @@ async def _noted(ex: Execution, branch: Branch, kind: str, entry: Entry) -> None
 
 
 async def update(ex: Execution, branch: Branch, changes: Mapping[str, Any]) -> None:
-    seen = ex.record.take_first(branch.position, "context.changed", "context.refused")
+    seen = ex.record.take(branch.position, "context.changed", "context.refused")
     saw = ex.context.version
     if seen is not None:
         recorded = ex.record.event(seen)
@@ -104,7 +104,7 @@ def _refused(branch: Branch, data: Mapping[str, Any]) -> StepFailed:
 
 
 def _drawn(ex: Execution, branch: Branch, name: str, draw: Callable[[], Any]) -> Any:
-    seq = ex.record.take(branch.position, "fact.drawn", name)
+    seq = ex.record.take(branch.position, f"fact.drawn:{name}")
     if seq is not None:
         return ex.record.data(seq)["value"]
     value = draw()
@@ -137,7 +137,7 @@ def patched(ex: Execution, branch: Branch, name: str) -> bool:
     known = ex.patches.get(name)
     if known is None:
         mark = None
-        while (found := ex.record.take(branch.position, "fact.drawn", f"patched:{name}")) is not None:
+        while (found := ex.record.take(branch.position, f"fact.drawn:patched:{name}")) is not None:
             mark = found
         if mark is None and branch.may_be_stopped:
             return True

@@ -250,7 +250,7 @@ async def sleep(ex: Execution, branch: Branch, for_seconds: float | None, until_
 async def remarks(ex: Execution, branch: Branch) -> list[Any]:
     """The messages of people: on replay the recorded ones, live those in the inbox."""
     said: list[Any] = []
-    while (seq := ex.record.take(branch.position, "message.taken", SAID)) is not None:
+    while (seq := ex.record.take(branch.position, f"message.taken:{SAID}")) is not None:
         said.append(ex.record.data(seq)["body"])
     if said or branch.replaying:
         return said
