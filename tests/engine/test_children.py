@@ -649,8 +649,10 @@ def test_a_backoff_that_the_code_gives_up_is_on_record_and_replays_the_same(disk
 
 
 COMPUTES, BROKEN = asyncio.Event(), asyncio.Event()
+LONG = [{"role": role, "content": "word " * 400} for role in ("user", "assistant") * 4]
 BETWEEN_STEPS: dict[str, Any] = {
     "at": lambda run: run.at("late"),
+    "fit": lambda run: run.fit(killick.Window(1_500), LONG),
     "note": lambda run: run.note("late"),
     "now": lambda run: run.now(),
     "patched": lambda run: run.patched("late"),

@@ -111,7 +111,7 @@ class Pager:
                 else answered
             )
             entries.append(Entry(replace(event, at=at, step=step), {**data, **more, **which}))
-        if entries:
+        if entries and not branch.may_be_stopped:
             ex.write_behind(*entries)
 
     def _taken(
