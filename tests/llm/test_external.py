@@ -168,6 +168,18 @@ async def test_without_a_key_the_nth_call_of_the_same_is_the_same(kd: killick.Cl
 
 
 @on_loop
+async def test_calls_without_a_key_are_counted_apart_in_each_scope(kd: killick.Client, done: list[Any]) -> None:
+    async def called_in(scope: str) -> None:
+        external.SCOPE.set(external.CallScope(scope))
+        async with kd.host("thread") as host:
+            await host.call(PAY, {"amount": 1}, fn=paying(done))
+
+    for scope in ("first/", "second/", "second/", "first/"):
+        await asyncio.create_task(called_in(scope))
+    assert done == [1, 1]
+
+
+@on_loop
 async def test_an_error_is_a_failed_step_with_the_tools_own_as_its_cause(kd: killick.Client) -> None:
     async def look(path: str) -> str:
         raise LookupError(path)

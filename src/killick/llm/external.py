@@ -46,6 +46,23 @@ GUESTS: Final = "guests"
 HOST: Final[ContextVar[Host | None]] = ContextVar("killick_host", default=None)
 
 
+class CallScope:
+    """Numbers calls without a key: the nth of a name. In another scope they are other calls."""
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+        self._nth: Counter[str] = Counter()
+
+    def named(self, name: str) -> str:
+        """Returns the key of the next call of this name."""
+        self._nth[name] += 1
+        return f"{self._name}{name}#{self._nth[name]}"
+
+
+SCOPE: Final[ContextVar[CallScope | None]] = ContextVar("killick_call_scope", default=None)
+"""The scope of this code; by default that of its host."""
+
+
 def here() -> Host | None:
     """The active host of this code, or None."""
     return HOST.get()
@@ -93,7 +110,7 @@ class Host:
         self.run = run
         self.loop = loop
         self.reach = reach
-        self._nth: Counter[str] = Counter()
+        self._scope = CallScope()
         self._mutex = threading.Lock()
 
     def __repr__(self) -> str:
@@ -192,10 +209,8 @@ class Host:
         if key is None:
             intent.classify("of a guest", hosted.ex.log.secret_key)
             named = f"{intent.name}#{e.to_text(intent.digest)[:22]}"
-            inner = _inner(self.run)
             with self._mutex:
-                self._nth[named] += inner is None
-                key = f"{named}#{self._nth[named]}" if inner is None else inner.named(named)
+                key = (_inner(self.run) or SCOPE.get() or self._scope).named(named)
         return await hosted.take(key, intent, partial(execute_step, intent=intent))
 
     async def _reached(self, do: Callable[[ExternalBranches], Coroutine[Any, Any, T]]) -> T:
