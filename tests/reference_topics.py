@@ -127,6 +127,7 @@ FRAMEWORKS: Final = {
         "KillickChat!~ KillickTools!~ KillickCheckpointStorage!~ KillickHistory!~ KillickSessions!~ Waiting",
     ),
     "google_adk": ("google-adk.md", "gated run KillickSessions!~"),
+    "llamaindex": ("llamaindex.md", "gated KillickRuntime!~"),
     "strands": ("strands.md", "gated run KillickSessions!~"),
     "temporal": ("temporal.md", "Temporal!~"),
     "temporal_gate": ("temporal.md", "ActivityGate!"),

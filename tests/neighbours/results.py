@@ -43,5 +43,5 @@ def result(neighbour: str, **cells: str) -> None:
 def pinned(neighbour: str) -> str:
     """The package that a neighbour's tests are about, with its version: the first one that is named like it."""
     requirements = (Path(__file__).parent / neighbour / "requirements.txt").read_text().splitlines()
-    name = neighbour.replace("_", "-")
-    return next(re.sub(r"(\[.*\])?==", " ", line) for line in requirements if line.startswith(name))
+    name = neighbour.replace("_", "")
+    return next(re.sub(r"(\[.*\])?==", " ", line) for line in requirements if line.replace("-", "").startswith(name))

@@ -101,6 +101,11 @@ class CallGroup:
         if not self._count:
             self._rest.set()
         if isinstance(error, self._kind):
+            await self.rested()
+
+    async def rested(self) -> None:
+        """Waits until no call runs."""
+        while self._count:
             await self._rest.wait()
 
 
