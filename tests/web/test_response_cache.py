@@ -15,7 +15,7 @@ import killick
 from killick.web.app import ROUTES
 from killick.web.app_context import AppContext
 from killick.web.auth.access import access_for
-from killick.web.response_cache import BUSY, CROWD, KEPT_SECONDS, ResponseCache
+from killick.web.response_cache import BUSY, KEPT_SECONDS, ResponseCache
 from killick.web.routes import Call, Nothing, Person, Route
 from killick.web.status_reader import StatusReader
 
@@ -89,26 +89,6 @@ def test_a_crowd_that_asks_for_the_same_costs_as_much_as_one() -> None:
         assert len({(await one).body for one in crowd}) == 1
         await asyncio.gather(*others)
         assert asked.made == BUSY + 1
-
-    asyncio.run(story())
-
-
-def test_a_crowd_that_takes_much_time_shares_answers_though_few_are_made_at_once() -> None:
-    async def story() -> None:
-        asked = Asked()
-        first = asked.ask()
-        await settled()
-        asked.clock.advance(1.0)
-        asked.go.set()
-        await first
-        assert [(await asked.ask("/b")).body for _ in range(2)] == [b"2", b"3"]
-        for _ in range(CROWD):
-            await asked.ask("/b")
-        made = asked.made
-        assert len({(await asked.ask("/b")).body for _ in range(20)}) == 1
-        assert asked.made == made
-        asked.clock.advance(60.0)
-        assert len({(await asked.ask("/b")).body for _ in range(3)}) == 3
 
     asyncio.run(story())
 

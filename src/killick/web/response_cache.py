@@ -1,9 +1,8 @@
 """Request coalescing: a document that many clients request at once is made once. Caches nothing on an idle server.
 
 A document is made from a store that other processes write to, so it is always slightly stale. When more are in progress
-than this process can make in parallel, or making them takes much of its time, a request that equals a recent one gets
-the same response: many equal requests cost about as much as one. A write through this server is visible to every later
-request.
+than this process can make in parallel, a request that equals a recent one gets the same response: many equal requests
+cost about as much as one. A write through this server is visible to every later request.
 """
 
 from __future__ import annotations
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
 
 BUSY: Final = 3
 """How many answers are being made before others are shared."""
-
-LOAD: Final = 0.3
-CROWD: Final = 60
-"""How many seconds of making, and how many requests, in the last few seconds make a crowd, for which answers are shared
-as well: workers on the same machine need the rest of the time."""
 
 KEPT_SECONDS: Final = 0.5
 """How old a shared answer may be. Pages wait for longer than this before they ask for an announced change."""
@@ -58,7 +52,6 @@ class ResponseCache:
         self._clock = clock
         self._made: Lru[tuple[bytes | str, ...], _Entry] = Lru(ANSWERS_MAX)
         self._making = 0
-        self._lately = (0.0, 0.0, 0.0)  # requests and seconds of making, each counting half after a second, and when
         self.shared = 0
         """How many requests got a response that was made for another one."""
 
@@ -70,7 +63,7 @@ class ResponseCache:
         """
         person = call.person
         asked = (call.written, call.request.scope.get("root_path", ""), person.name if personal else "", person.scope)
-        known = self._made.get(asked) if self._is_busy(requests=1) else None
+        known = self._made.get(asked) if self._making >= BUSY else None
         if known is not None and self._is_fresh(known):
             self.shared += 1
             return await asyncio.shield(known.answer)
@@ -79,13 +72,6 @@ class ResponseCache:
         made.answer.add_done_callback(lambda _: self._unkept(asked, made))
         self._made.put(asked, made)
         return await asyncio.shield(made.answer)
-
-    def _is_busy(self, *, requests: int = 0, seconds: float = 0.0) -> bool:
-        """Whether answers are shared now, after so many more requests and seconds of making."""
-        (count, load, at), now = self._lately, self._clock.monotonic()
-        count, load = (each * 0.5 ** (now - at) for each in (count, load))
-        self._lately = count + requests, load + seconds, now
-        return self._making >= BUSY or (count > CROWD and load > LOAD)
 
     def _is_fresh(self, known: _Entry) -> bool:
         return known.at is None or self._clock.monotonic() - known.at <= known.seconds
@@ -105,7 +91,6 @@ class ResponseCache:
             self._making -= 1
             took = 0.0 if made.at is None else self._clock.monotonic() - made.at
             made.seconds = min(max(KEPT_SECONDS, took * KEPT_TIMES), KEPT_SECONDS_MAX)
-            self._is_busy(seconds=took)
 
     def _unkept(self, asked: tuple[bytes | str, ...], made: _Entry) -> None:
         """A failed or large response is not kept."""
