@@ -164,7 +164,7 @@ def test_what_is_in_doubt_is_shown_with_what_is_known_and_settled(office: Desk) 
     [question] = office.get("/inbox")["questions"]
     assert (question["asks"], question["intention"]["tool"]) == ("doubt", "desk_charge")
     assert question["attempt"]["idempotency_key"].startswith("r:step_2:desk_charge:")
-    assert "the bank did not answer" in question["attempt"]["error"]
+    assert "the bank did not answer" in question["attempt"]["errors"][0]["message"]
     assert "It did not happen" in office.page("/inbox")
     office.post("/inbox/r:2", verb="happened", value="receipt 1", comment="I looked")
     office.kd.advance("r")

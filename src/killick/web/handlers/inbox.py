@@ -18,26 +18,19 @@ from killick.engine.control.inbox import ANSWER, VOTE, Verb, body_of
 from killick.engine.views import Wait
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused
 from killick.history.run_info import pending_answer, waits_of
-from killick.model import events as e
 from killick.model.chunks import through_codec
-from killick.model.codec import Erased
 from killick.model.codec import digest as value_digest
-from killick.model.facts import Step
-from killick.model.failure import Failure
 from killick.model.state import State
-from killick.model.typed import convert
 from killick.presenting import approvals
-from killick.presenting.documents import Document, Question, open_wait
+from killick.presenting.documents import Attempt, Document, Question, attempt, open_wait
 from killick.web.forms import NOTHING, unmasked
+from killick.web.handlers.step_detail import about
 from killick.web.problems import Problem
 from killick.web.routes import Call, get, post
 from killick.workers.answer_links import SAID
 
 Kind = Literal["approval", "question", "doubt"]
 ANSWERED_MAX: Final = 8
-_PROGRESS_EVENTS: Final = 200
-"""How far behind the start of an attempt it is looked for how far that got."""
-
 _PEOPLE: Final = ("answer", "settlement")
 
 
@@ -58,21 +51,11 @@ class WaitAsked(msgspec.Struct, frozen=True, kw_only=True):
     wait: Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="The wait's id, as in `claim_17:3`.")]
 
 
-class OpenAttempt(Document, frozen=True):
-    """The last attempt of a step whose outcome is in doubt. The service may know it by its idempotency key."""
-
-    number: int
-    idempotency_key: str
-    started_at_us: int
-    error: str | None
-    progress: Any
-
-
 class InboxQuestion(Question, frozen=True, kw_only=True):
     """A question to a person. `why_not` says why the caller cannot answer it; `attempt` is the one in doubt."""
 
     why_not: str | None
-    attempt: OpenAttempt | None
+    attempt: Attempt | None
 
 
 class AnsweredQuestion(Document, frozen=True):
@@ -173,32 +156,19 @@ def _named(client: Client, wait: str, person: str) -> tuple[tuple[InboxQuestion,
 def question(client: Client, wait: Wait, person: str) -> InboxQuestion:
     """A wait with the facts that a person needs to answer it."""
     state = client.runtime.log.state(wait.run)
-    step, why_not = state.fold.step(wait.step), approvals.why_not(client, wait, person)
+    why_not = approvals.why_not(client, wait, person)
     if state.status == "code_mismatch":
         why_not = "its code no longer fits its record; the run takes answers again when the code is fixed"
     return InboxQuestion.of(
         state.fold.facts, **asdict(open_wait(wait)), why_not=why_not,
-        attempt=_tried(client, state, step) if wait.waits_for == "settlement" else None,
+        attempt=_last_attempt(client, state, wait.step) if wait.waits_for == "settlement" else None,
     )  # fmt: skip
 
 
-def _tried(client: Client, state: State, step: Step | None) -> OpenAttempt | None:
-    if step is None or not step.attempts:
-        return None
-    last = step.attempts[-1]
-    started = state.event(last.started)
-    assert isinstance(started, e.Started)
-    progress: Any = None
-    for seq, event, _ in client.runtime.log.read(state.run, after=last.started, limit=_PROGRESS_EVENTS):
-        if isinstance(event, e.AttemptProgressed) and event.step == step.id:
-            progress = state.data(seq).get("progress")
-    failure = state.data(last.ended).get("failure")
-    failed = None if failure is None or isinstance(failure, Erased) else convert(failure, Failure, at="failure")
-    error = None if failed is None else f"{failed.type}: {failed.message}"
-    return OpenAttempt(
-        number=started.attempt, idempotency_key=started.key, started_at_us=last.at, progress=progress,
-        error=error or (None if last.ended else "its process was gone before it ended"),
-    )  # fmt: skip
+def _last_attempt(client: Client, state: State, number: str) -> Attempt | None:
+    timeline = about(client.runtime.log, state.run, state.fold, number)
+    step = timeline.step(number) if timeline is not None else None
+    return attempt(step.attempts[-1]) if step is not None and step.attempts else None
 
 
 def _answered(client: Client, waits: Iterable[Wait]) -> Iterator[AnsweredQuestion]:
