@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from http import HTTPStatus
 from inspect import getdoc
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from killick.presenting.documents import SCHEMA_VERSION
 from killick.presenting.encoder import schemas
 from killick.version import VERSION
 from killick.web.addresses import API
-from killick.web.problems import TITLES, ProblemDocument
+from killick.web.problems import ProblemDocument
 from killick.web.routes import Call, Nothing, Route, get
 
 _MODULE: Final = re.compile(r"killick\.web\.(\w+)\.(\w+)")
@@ -220,7 +221,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     statuses = [400, 404, *((401, 403) if route.scope else (401,) if _is_hook(route) else ()), 429]
     if route.writes:
         statuses += [409, 413, 415, 422]
-    refused = {str(status): _refused(TITLES[status]) for status in sorted(statuses)}
+    refused = {str(status): _refused(HTTPStatus(status).phrase) for status in sorted(statuses)}
     return {str(route.status): done, **refused, "default": {"$ref": "#/components/responses/Problem"}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -30,26 +31,6 @@ _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
 )
 """The first match counts. Any other error is a conflict: nothing was changed."""
 
-TITLES: Final = {
-    400: "The request cannot be read",
-    401: "Not signed in",
-    403: "Not allowed",
-    404: "Not found",
-    405: "Not done this way",
-    406: "Not available in this form",
-    408: "The request came too slowly",
-    409: "It conflicts with the current state",
-    410: "Gone",
-    413: "Too large",
-    414: "The address is too long",
-    415: "Not JSON",
-    421: "Another host is meant",
-    422: "The request does not fit",
-    429: "Too many requests",
-    500: "Something went wrong here",
-    503: "Not now",
-}
-
 _WORDS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -68,7 +49,7 @@ class Problem(Exception):
 
     @property
     def title(self) -> str:
-        return TITLES.get(self.status, "Refused")
+        return HTTPStatus(self.status).phrase
 
     def document(self) -> dict[str, Any]:
         """As RFC 9457 defines it. Programs distinguish problems by the code."""

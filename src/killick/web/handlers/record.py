@@ -136,7 +136,7 @@ def effects(call: Call[PageAsked, Nothing]) -> EffectPage:
 
 
 def _effect(state: State, known: Sequence[ledgers.Effect], effect: ledgers.Effect, undone_by: str | None) -> Effect:
-    undone = _started(known, effect.undoes) if effect.undoes else None
+    undone = effect_at(known, effect.undoes) if effect.undoes else None
     happened = effect.ended and effect.status in ("happened", "undone")
     step = state.fold.step(effect.step)
     return Effect.of(
@@ -147,7 +147,8 @@ def _effect(state: State, known: Sequence[ledgers.Effect], effect: ledgers.Effec
     )  # fmt: skip
 
 
-def _started(known: Sequence[ledgers.Effect], seq: int) -> ledgers.Effect | None:
+def effect_at(known: Sequence[ledgers.Effect], seq: int) -> ledgers.Effect | None:
+    """The effect of a ledger that started at an event."""
     index = bisect_left(known, seq, key=lambda effect: effect.started)
     return known[index] if index < len(known) and known[index].started == seq else None
 

@@ -5,7 +5,7 @@ Values are verbatim. Reads the step, a few before it and its changes, however lo
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -20,6 +20,7 @@ from killick.model.fold import Fold
 from killick.presenting.documents import Document, Step, step_fields
 from killick.presenting.explain import why as explained
 from killick.web.handlers.boundary import Change, changed
+from killick.web.handlers.record import effect_at
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, RunAsked, get
 
@@ -104,9 +105,5 @@ def _effect_status(log: Log, run: str, step: timeline_parts.Step, started: int) 
     owner, seq = (run, started) if step.adopted is None else (step.adopted.run, step.adopted.seq)
     if step.effect in (None, "reads") or not seq:
         return None
-    effects = log.ledger(owner).effects
-    index = bisect_left(effects, seq, key=lambda effect: effect.started)
-    if index == len(effects) or effects[index].started != seq:
-        return None
-    found = effects[index]
-    return StepEffect(idempotency_key=found.key, status=found.status, run=owner, attempts=found.attempts)
+    found = effect_at(log.ledger(owner).effects, seq)
+    return None if found is None else StepEffect.of(found, idempotency_key=found.key, run=owner)
