@@ -20,6 +20,7 @@ from killick.log.log import Log
 from killick.model.facts import Step
 from killick.model.fold import Fold
 from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, Retry, State
+from killick.presenting.documents import Document
 from killick.web.routes import Call, Nothing, RunAsked, get
 
 SHOWN_MAX: Final = 12
@@ -47,7 +48,7 @@ class MomentAsked(RunAsked, frozen=True, kw_only=True):
     )
 
 
-class BoundaryPosition(msgspec.Struct, frozen=True, kw_only=True):
+class BoundaryPosition(Document, frozen=True):
     """Where the run stood: its step, the stage of its plan, how many steps were done, and which were not."""
 
     step: str | None
@@ -110,7 +111,7 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
 
 
-class StepChoice(msgspec.Struct, frozen=True, kw_only=True):
+class StepChoice(Document, frozen=True):
     """A step to choose in a form."""
 
     step: str
@@ -120,7 +121,7 @@ class StepChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 def choices(steps: Iterable[Step]) -> tuple[StepChoice, ...]:
     """Steps as choices of a form."""
-    return tuple(StepChoice(step=step.id, name=step.name, status=step.status) for step in steps)
+    return tuple(StepChoice.of(step, step=step.id) for step in steps)
 
 
 def own_steps(fold: Fold) -> tuple[StepChoice, ...]:
@@ -170,10 +171,7 @@ def _seen(log: Log, run: str, now: Fold, at: Numbered) -> Boundary:
         step=at.step.id if at.step is not None else None, kind=at.step.sort if at.step is not None else None,
         name=at.step.name if at.step is not None else None, seq=place.seq, at_us=log.event(run, facts.seq).at,
         status=facts.status, generation=facts.generation,
-        position=BoundaryPosition(
-            step=facts.current, stage=facts.stage, plan=facts.plan, committed=facts.committed,
-            pending=tuple(facts.pending),
-        ),
+        position=BoundaryPosition.of(facts, step=facts.current, pending=tuple(facts.pending)),
         context=RunContext(version=facts.context_version, document=state.context.document),
         knows=tuple(_knows(state)), since=before.label if before is not None else None, changes=changes,
     )  # fmt: skip

@@ -319,6 +319,11 @@ COMMANDS: Final[dict[str, Command]] = {
         lambda run, body: previews.rewind(run, body.to),
         lambda client, run, body, by: client.rewind(run, body.to, **by),
     ),
+    "undo": Command(
+        "Undo the effect of one step, and nothing else.", UndoRequest,
+        lambda run, body: previews.undo(run.client.undoing(run.given, body.step), body.settled),
+        lambda client, run, body, by: client.undo(run, body.step, settled=body.settled, **by),
+    ),
 }  # fmt: skip
 
 
@@ -381,17 +386,6 @@ def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
         because=body.because,
     )  # fmt: skip
     return CommandResult(run=given, did=f"{made.id} leaves {given} at {body.at}", made=made.id)
-
-
-@post("/runs/{run}/undo")
-def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
-    """Undo the effect of one step, and nothing else."""
-    body, client, run = call.body, call.client, call.asked.run
-    preview = previews.undo(client.undoing(run, body.step), body.settled)
-    if body.dry_run:
-        return CommandResult(run=run, will=preview.will, more=preview.more)
-    said = client.undo(run, body.step, by=call.person.name, because=body.because, settled=body.settled)
-    return CommandResult(run=run, did=said)
 
 
 # several at once ----------------------------------------------------------------------------------
