@@ -213,7 +213,6 @@ READ = (
     "/state",
     "/events",
     "/decisions",
-    "/why",
     "/act",
     "/moments",
     "/graph.svg",
@@ -361,7 +360,7 @@ def test_a_time_beyond_all_calendars_is_shown_somehow(at_desk: Desk) -> None:
             {"prompt": "p", "verbs": ["approve"]},
         ),
     )
-    for path in ("/runs/far", "/api/v1/runs/far/why", "/runs/far/moments", "/runs/far/events", "/inbox"):
+    for path in ("/runs/far", "/runs/far/moments", "/runs/far/events", "/inbox"):
         assert at_desk.web.get(path).status_code == 200, path
 
 

@@ -162,8 +162,7 @@ def test_an_answer_that_no_worker_has_taken_is_what_the_run_page_says_next(kd: k
     said = "Answered by mia: approve; a worker takes it next."
     assert api(kd, "/runs/r")["position"]["next"] == said
     assert said in web(kd).get("/runs/r").text
-    assert api(kd, "/runs/r/why")["why"][-1] == said
-    assert api(kd, "/runs/r/why?step=8")["why"][-1] == api(kd, "/runs/r/steps/8")["why"][-1] == said
+    assert api(kd, "/runs/r/steps/8")["why"][-1] == said
     [found] = api(kd, "/find?what=answers")["found"]
     assert (found["by"], found["verb"], found["taken"]) == ("mia", "approve", False)
     assert "not taken yet" in web(kd).get("/find?what=answers").text
@@ -204,13 +203,12 @@ def test_a_paused_run_says_who_paused_it(kd: killick.Client) -> None:
 
 
 def test_a_run_that_nobody_knows_is_not_found(kd: killick.Client) -> None:
-    for path in ("", "/steps", "/trace", "/decisions", "/failures", "/effects", "/events", "/why", "/export"):
+    for path in ("", "/steps", "/trace", "/decisions", "/failures", "/effects", "/events", "/export"):
         answer = web(kd).get(f"/api/v1/runs/none{path}")
         assert answer.status_code == 404, path
         assert answer.json()["code"] == "run_unknown"
     waiting(kd)
     assert web(kd).get("/api/v1/runs/r/steps/99").json()["code"] == "step_unknown"
-    assert web(kd).get("/api/v1/runs/r/why?step=99").json()["code"] == "step_unknown"
 
 
 def test_an_id_with_slashes_and_signs_is_found(kd: killick.Client) -> None:
@@ -430,8 +428,8 @@ def test_a_value_is_there_whole(kd: killick.Client) -> None:
 def test_why_is_told_as_the_command_line_tells_it(kd: killick.Client) -> None:
     waiting(kd)
     whole = timeline(kd.runtime.log, "r")
-    assert api(kd, "/runs/r/why?step=5")["why"] == why(whole, "5", zone=None)
-    assert api(kd, "/runs/r/why?step=1")["why"] == why(whole, "1", zone=None)
+    assert api(kd, "/runs/r/steps/5")["why"] == why(whole, "5", zone=None)
+    assert api(kd, "/runs/r/steps/1")["why"] == why(whole, "1", zone=None)
 
 
 def test_verifying_is_an_operators_and_says_what_it_found(kd: killick.Client) -> None:
@@ -461,7 +459,7 @@ def test_an_export_can_be_loaded(kd: killick.Client) -> None:
 
 PATHS = (
     "", "/steps", "/steps/1", "/steps/2.2.1", "/steps/3", "/steps/5", "/steps/8", "/steps/9", "/trace", "/decisions",
-    "/failures", "/effects", "/events", "/why", "/why?step=9", "/steps",
+    "/failures", "/effects", "/events", "/steps",
 )  # fmt: skip
 
 
@@ -502,7 +500,7 @@ def test_what_agents_and_people_wrote_is_text_and_nothing_else(kd: killick.Clien
     done(kd, name)
     client, at = web(kd, "operator"), quote(name, safe="")
     for path in PATHS:
-        if path.startswith(("/why", "/steps?")) or path == "/steps":
+        if path.startswith("/steps?") or path == "/steps":
             continue
         page = client.get(f"/runs/{at}{path}")
         assert page.status_code == 200, path

@@ -16,16 +16,15 @@ from killick.errors import RunUnknown
 from killick.history.page import STEPS_MAX
 from killick.history.phrasing import process
 from killick.history.run_info import pending_answers, waits_of
-from killick.history.timeline import Timeline, part_of
+from killick.history.timeline import part_of
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.presenting.documents import Document
-from killick.presenting.explain import why as explained
 from killick.presenting.runs import Run, run_fields
 from killick.store.protocol import is_held
 from killick.store.records import Head
 from killick.web.handlers.status import last_seal
-from killick.web.handlers.step_detail import StepId, about, unknown
+from killick.web.handlers.step_detail import StepId
 from killick.web.handlers.step_list import StepPage, step_page
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, RunAsked, get, post
@@ -160,33 +159,6 @@ def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
 
 
 # asked for ----------------------------------------------------------------------------------------
-
-
-class WhyAsked(RunAsked, frozen=True, kw_only=True):
-    step: StepId | None = None
-
-
-class Explanation(Document, frozen=True):
-    """Facts, one a line, made from the record alone."""
-
-    run: str
-    step: str | None
-    why: tuple[str, ...]
-
-
-@get("/runs/{run}/why")
-def why(call: Call[WhyAsked, Nothing]) -> Explanation:
-    """Why a step happened and how it went; without a step, where the run is and why."""
-    run, number, log = call.asked.run, call.asked.step, call.log
-    fold = log.state(run).fold
-    if number is None:
-        found: Timeline | None = part_of(log, run, limit=TAIL_STEPS, fold=fold)
-    else:
-        found = about(log, run, fold, number)
-    if found is None:
-        raise unknown(run, fold, str(number))
-    lines = explained(found, number, zone=None, answers=pending_answers(log, run))
-    return Explanation(run=run, step=number, why=tuple(lines))
 
 
 class VerificationProblem(Document, frozen=True):
