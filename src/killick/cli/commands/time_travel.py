@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.commands.run import Progress, fitting
+from killick.cli.commands.run import fitting
 from killick.cli.context import (
     Shell,
     command,
@@ -22,18 +22,16 @@ from killick.cli.context import (
     yes_option,
 )
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.cli.wait_view import print_wait
 from killick.definitions.agents import AGENTS
 from killick.engine.effects.run_tree import effects_of
-from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
-from killick.history.compare_runs import changed_in, compare
+from killick.errors import AgentUnknown, TimeRefused
+from killick.history.compare_runs import changed_in
 from killick.history.phrasing import snapshot
 from killick.history.rewind_preview import STANDING, RewindPreview, left, preview_rewind
 from killick.history.undo_preview import UndoPreview
 from killick.log import boundaries
 from killick.model import events as e
 from killick.presenting import time_travel as present
-from killick.store.records import ENDED
 
 COMMAND: Final = "green"
 LABEL: Final = 12
@@ -74,18 +72,17 @@ def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = 
 )  # fmt: skip
 @click.option("--workspace", metavar="DIR", help="The folder of its files.  [default: next to its parent's folder]")
 @who_options
-@click.option("--run", "go", is_flag=True, help="Run the fork here, and show where the two diverge.")
 def fork_command(
     shell: Shell, run: str, at: str | None, name: str | None, output: tuple[str, ...], changes: tuple[str, ...],
-    given: str | None, effects: e.ForkEffects, workspace: str | None, go: bool, **conditions: Any,
-) -> Exit | None:  # fmt: skip
+    given: str | None, effects: e.ForkEffects, workspace: str | None, **conditions: Any,
+) -> None:  # fmt: skip
     """Fork a run at a place in its history, under other conditions. The run itself does not change.
 
     Models and reads are called again. Effects of RUN are reused, not repeated. With a workspace, the fork gets its own
     folder with the files at that place.
 
     \b
-      killick time fork claim_17 --output 8='["c.pdf"]' --run --app app.py
+      killick time fork claim_17 --output 8='["c.pdf"]'
       killick time fork claim_17 --at 3:before --model other-model --effects none
       killick time fork claim_17 --at 4:after --set route=manager --because "what if?"
     """
@@ -105,19 +102,11 @@ def fork_command(
     except TimeRefused as refused:
         raise CommandFailed(str(refused).replace("with workspace=", "with --workspace DIR")) from refused
     _print_fork(shell, run, made.id, place, effects)
-    code = _driven(shell, made.id) if go else None
     if shell.json:
         shell.emit(_fork_document(shell, run, made.id, place))
-        return code
-    if go:
-        _print_parting(shell, run, made.id)
-    diff = shell.typed("time", "diff", run, made.id)
-    is_over = shell.client.info(made.id).status in ENDED
-    _report(shell, "next", [diff] if is_over else [shell.continues(made.id), diff], COMMAND)
-    for wait in shell.client.info(made.id).waits if go else ():
-        shell.out.print()
-        print_wait(shell, wait)
-    return code
+    else:
+        moves = [shell.continues(made.id), shell.typed("time", "diff", run, made.id)]
+        _report(shell, "next", moves, COMMAND)
 
 
 def _input(shell: Shell, run: str, given: str) -> Any:
@@ -156,43 +145,9 @@ def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMomen
     return {
         "run": fork, "parent": run, "at": place.label, "cut": forked.cut, "keep": forked.keep,
         "generation": forked.generation, "effects": forked.effects, "conditions": conditions,
-        "workspace": forked.workspace, "status": shell.client.info(fork).status, "parts": compare(log, run, fork).why(),
+        "workspace": forked.workspace, "status": shell.client.info(fork).status,
         "next": shell.continues(fork),
     }  # fmt: skip
-
-
-def _driven(shell: Shell, run: str) -> Exit | None:
-    """Run it here, until it ends or waits."""
-    client, state = shell.client, shell.client.state(run)
-    if (agent := shell.agent_of(state.agent)) is None:
-        raise CommandFailed(
-            f"{run}: is made, and is not run: the code of {state.agent} is not found here; to run it: "
-            f"{shell.continue_command(run, state.agent)}"
-        )
-    try:
-        with Progress(shell, client, run, shown=shell.err.is_terminal and not shell.json):
-            client.run(agent, state.input, id=run)
-    except RunWaiting:
-        return Exit.WAITING
-    except (RunFailed, RunCancelled) as over:
-        shell.note(str(over))
-        return Exit.BAD
-    return None
-
-
-def _print_parting(shell: Shell, run: str, fork: str) -> None:
-    found = compare(shell.log, run, fork)
-    status = shell.client.info(fork).status
-    result = shell.client.state(fork).result if status == "completed" else None
-    said = Text().append("is ").append_text(paint.status(status))
-    _report(shell, "now", [said.append(f": {paint.brief(result, 80)}" if result is not None else "")])
-    _report(shell, "diverges", [Text(found.why(), style="bold")])
-    if (first := found.diverges_at) is not None:
-        wide = max(len(run), len(fork))
-        room = max(shell.out.width - wide - LABEL - 6, 30)
-        seen = ((run, first.one), (fork, first.two))
-        sides = [(name, "–" if each is None else each.line(room)) for name, each in seen]
-        _report(shell, "", [Text().append(f"{name:<{wide}}  ", style="cyan").append(side) for name, side in sides])
 
 
 # rewind -------------------------------------------------------------------------------------------
