@@ -57,8 +57,8 @@ def test_a_run_that_does_not_exist_stops_everything_before_it_begins(office: Pat
 @pytest.mark.parametrize(
     ("options", "runs"),
     [
-        (["--waiting"], ["claim_17", "claim_18"]),
-        (["--paused"], ["claim_19"]),
+        (["--status", "waiting"], ["claim_17", "claim_18"]),
+        (["--status", "paused"], ["claim_19"]),
         (["--status", "waiting", "--status", "paused"], ["claim_17", "claim_18", "claim_19"]),
         (["--agent", "review"], ["claim_17", "claim_18", "claim_19"]),
         (["--all"], ["claim_17", "claim_18", "claim_19"]),
@@ -95,7 +95,7 @@ def test_a_pipe_needs_yes_for_a_selection_and_not_for_names(office: Path, capsys
 
 @pytest.mark.slow
 def test_a_terminal_is_asked_before_many_are_touched(office: Path) -> None:
-    command = [sys.executable, "-m", "killick", "pause", "--waiting"]
+    command = [sys.executable, "-m", "killick", "pause", "--status", "waiting"]
     question = "pause 2 runs (claim_17, claim_18)? [y/N]:"
     code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "n\n"})
     assert (code, "killick: nothing done" in seen) == (1, True)

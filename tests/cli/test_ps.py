@@ -120,7 +120,7 @@ def test_a_run_whose_code_diverged_is_a_code_mismatch_and_not_waiting(tmp_path: 
     _, line, counts = listed("--store", url)
     assert line.startswith("ask_2  ps_ask  code mismatch  ask 2/2  fixed code: the log has wait answer")
     assert counts == "1 code mismatch"
-    assert listed("--store", url, "--waiting") == []
+    assert listed("--store", url, "--status", "waiting") == []
     assert runs(listed("--store", url, "-s", "code_mismatch")) == ["ask_2"]
 
 
@@ -145,9 +145,8 @@ def test_a_line_says_where_a_run_is_and_what_it_waits_for(listed: Any) -> None:
     ("args", "found"),
     [
         (["--failed"], ["fail_1"]),
-        (["--waiting"], ["nap_1", "ask_1"]),
-        (["--running"], []),
-        (["--waiting", "--failed"], ["nap_1", "ask_1", "fail_1"]),
+        (["--status", "waiting"], ["nap_1", "ask_1"]),
+        (["--status", "waiting", "--failed"], ["nap_1", "ask_1", "fail_1"]),
         (["-s", "queued,paused"], ["paused_1", "queued_1"]),
         (["-s", "queued", "-s", "completed"], ["queued_1", "echo_1"]),
         (["-s", "abandoned"], ["orphan_1"]),

@@ -17,12 +17,6 @@ from killick.errors import RunUnknown
 from killick.model.facts import Status
 
 STATUSES: Final[tuple[str, ...]] = get_args(Status)
-FLAGS: Final = {
-    "failed": "Select failed runs.",
-    "waiting": "Select waiting runs.",
-    "paused": "Select paused runs.",
-    "running": "Select running and abandoned runs.",
-}
 PAGE: Final = 1_000
 
 
@@ -52,15 +46,16 @@ def selecting(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command runs to act on: it gets a Selection."""
 
     @functools.wraps(fn)
-    def with_selection(*args: Any, runs: tuple[str, ...], status: tuple[str, ...], **rest: Any) -> Any:
-        flags = tuple(flag for flag in FLAGS if rest.pop(flag))
+    def with_selection(*args: Any, runs: tuple[str, ...], status: tuple[str, ...], failed: bool, **rest: Any) -> Any:
+        if failed:
+            status = ("failed", *status)
         limits = {name: rest.pop(name) for name in ("agent", "tag", "since", "all", "dry_run", "yes")}
-        return fn(*args, selection=Selection(runs=runs, status=(*flags, *status), **limits), **rest)
+        return fn(*args, selection=Selection(runs=runs, status=status, **limits), **rest)
 
     wrapped: Any = with_selection
     for declare in reversed([
         click.argument("runs", nargs=-1, metavar="[RUN]..."),
-        *[click.option(f"--{flag}", is_flag=True, help=line) for flag, line in FLAGS.items()],
+        click.option("--failed", is_flag=True, help="Select failed runs."),
         click.option(
             "--status", metavar="STATUS", type=click.Choice(STATUSES), multiple=True, help="Select runs of this status."
         ),

@@ -85,7 +85,7 @@ def pause_command(shell: Shell, selection: Selection, **who: Any) -> Exit | None
 
     \b
       killick pause claim_17 --because "the bank is closed"
-      killick pause --agent review --waiting --dry-run
+      killick pause --agent review --status waiting --dry-run
     """
 
     def do(run: str) -> str:
@@ -104,7 +104,7 @@ def cancel_command(shell: Shell, selection: Selection, compensate: bool, **who: 
 
     \b
       killick cancel claim_18 --compensate
-      killick cancel --paused --since 7d --dry-run
+      killick cancel --status paused --since 7d --dry-run
     """
 
     def do(run: str) -> str:

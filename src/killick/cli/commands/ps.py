@@ -43,16 +43,14 @@ class ListedRun(RunSummary, frozen=True, kw_only=True):
 
 @command("ps")
 @click.option("--status", "-s", metavar="STATUS", multiple=True, help=f"Only runs that are {', '.join(STATUSES)}.")
-@click.option("--failed", "short", flag_value="failed", multiple=True, help="Only failed runs.")
-@click.option("--waiting", "short", flag_value="waiting", multiple=True, help="Only waiting runs.")
-@click.option("--running", "short", flag_value="running", multiple=True, help="Only running runs.")
+@click.option("--failed", is_flag=True, help="Only failed runs.")
 @agent_option
 @tag_option
 @since_option
 @limit_option(30)
 @click.option("--all", "everything", is_flag=True, help="List all runs.")
 def ps_command(
-    shell: Shell, status: tuple[str, ...], short: tuple[str, ...], since: str | None, limit: int, everything: bool,
+    shell: Shell, status: tuple[str, ...], failed: bool, since: str | None, limit: int, everything: bool,
     **only: Any,
 ) -> None:  # fmt: skip
     """List runs and where each one is, newest first.
@@ -62,7 +60,7 @@ def ps_command(
       killick ps --failed --since 2h
       killick ps --agent settle --all
     """
-    statuses = tuple(each.strip() for text in (*status, *short) for each in text.split(","))
+    statuses = tuple(each.strip() for text in (*status, *["failed"] * failed) for each in text.split(","))
     if unknown := [each for each in statuses if each not in STATUSES]:
         raise CommandFailed(f"{unknown[0]}: no such status; there are {', '.join(STATUSES)}")
     now = shell.clock.now_us()
