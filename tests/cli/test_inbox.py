@@ -38,7 +38,7 @@ def test_the_inbox_says_what_is_asked_of_whom_until_when_and_what_to_type(office
     assert lines[0] == "claim_17:9  Pay 80 to Ann?"
     assert lines[1].startswith("  asked of managers ")
     assert "; until 20" in lines[1]
-    assert lines[2] == "  killick answer claim_17:9 approve  (or reject, edit|respond --value VALUE)"
+    assert lines[2] == "  killick answer claim_17:9 approve  (or reject, edit --value VALUE, respond --value VALUE)"
     assert second.startswith("claim_18:9  ")
 
 
@@ -76,7 +76,7 @@ def test_what_is_in_doubt_names_the_call_and_takes_other_answers(office: Path, c
     main(["run", "app.py:doubt", "--id", "d1"])
     found = call(capsys, "inbox").out
     assert "lose() was started and its outcome is not known (OSError: the line went dead). Did it happen?" in found
-    assert "killick answer d1:1 happened  (or not, stop, happened --value VALUE)" in found
+    assert "killick answer d1:1 happened  (or happened --value VALUE, not, stop)" in found
 
 
 def test_what_is_in_doubt_names_the_key_and_suggests_an_answer_that_is_taken(office: Path, capsys: Capture) -> None:

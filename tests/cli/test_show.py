@@ -182,7 +182,7 @@ def test_a_waiting_run_begins_with_where_it_is_what_it_waits_for_and_what_to_typ
     )
     assert lines[2] == "  waits   Pay 80?"
     assert re.fullmatch(r"          asked of managers .* ago; until .* \(in (3d|2d 23h)\)", lines[3])
-    assert lines[4].startswith("  next    killick answer claim_17:4 approve  (or reject, edit|respond")
+    assert lines[4].startswith("  next    killick answer claim_17:4 approve  (or reject, edit")
 
 
 def test_a_failed_run_begins_with_its_error_and_how_to_resume_it(show: Any) -> None:

@@ -106,19 +106,11 @@ def move_lines(shell: Shell, wait: Wait, width: int) -> list[Text]:
     """The first command on a line to copy, and the alternatives after or below it."""
     first, *others = _commands(wait) or [("store", "verify", wait.run)]
     line = Text().append(shell.typed(*first), style="green")
-    also = Text(f"(or {_others(others)})", style="dim") if others else Text()
+    or_else = ", ".join(shlex.join(words[2:]) for words in others)
+    also = Text(f"(or {or_else})", style="dim") if others else Text()
     if line.cell_len + also.cell_len + 2 <= width:
         return [line.append("  " * bool(others)).append_text(also)]
     return [line, *paint.wrapped(Text(), also, width)]
-
-
-def _others(commands: list[tuple[str, ...]]) -> str:
-    """The other possible answers, without the words that all have in common."""
-    bare = [words[2] for words in commands if len(words) == 3]
-    edits = [shlex.join(words[2:]) for words in commands if "--set" in words]
-    chosen = [" ".join(words[2:]) for words in commands if "--value" in words and words[-1] != "VALUE"]
-    valued = "|".join(words[2] for words in commands if words[-1] == "VALUE")
-    return ", ".join([*chosen, *bare, *edits, *([f"{valued} --value VALUE"] if valued else [])])
 
 
 def intended(wait: Wait) -> str | None:
