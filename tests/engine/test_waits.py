@@ -1625,3 +1625,47 @@ def test_a_cancellation_that_waits_for_a_person_is_due_once_and_goes_on_when_ans
     assert len(undone) == 1
     with pytest.raises(AnswerRefused, match="the run is over"):
         kd.resume("r")
+
+
+# messages that no wait takes -------------------------------------------------------------------------
+
+
+def due(kd: killick.Client) -> list[str]:
+    return [head.run for head in kd.runtime.store.due(kd.runtime.clock.now_us())]
+
+
+def test_a_message_that_nothing_waits_for_wakes_a_run_once(kd: killick.Client) -> None:
+    @killick.agent(name="waits_stray")
+    async def waiting(run: killick.Run) -> Any:
+        return await run.wait("go")
+
+    park(kd, waiting)
+    kd.send("r", "stray", 1)
+    with killick.open(kd.runtime.store.place) as other:
+        park(other, waiting)
+        assert due(other) == []
+        other.send("r", "go", 2)
+        assert other.run(waiting, id="r") == 2
+    assert len(told(kd, "r", e.RunTaken)) == 3
+
+
+def test_a_message_that_nothing_waits_for_wakes_a_run_that_is_being_cancelled_once(kd: killick.Client) -> None:
+    def stays(effect: killick.Effect) -> None:
+        raise killick.NotDone("it was sent")
+
+    @killick.tool(effect="idempotent", name="waits_sent", compensate=stays, retry=killick.Retry(attempts=1))
+    async def sent() -> str:
+        return "sent"
+
+    @killick.agent(name="waits_cancelled")
+    async def waiting(run: killick.Run) -> Any:
+        await run.call(sent)
+        return await run.wait("go")
+
+    park(kd, waiting)
+    kd.send("r", "stray", 1)
+    kd.cancel("r", compensate=True)
+    for _ in range(2):
+        with killick.open(kd.runtime.store.place) as other:
+            park(other, waiting)
+            assert due(other) == []

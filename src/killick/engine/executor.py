@@ -26,7 +26,7 @@ from killick.engine.engine import Engine
 from killick.engine.execution import UNWIND_SECONDS, Branch, Execution
 from killick.engine.outcome import RunOutcome, ended, outcome_of
 from killick.engine.replay import Record
-from killick.engine.signals import Cancelling, Diverging, Interrupted, Parked, Rewinding, Signal
+from killick.engine.signals import Cancelling, Interrupted, Parked, Rewinding, Signal
 from killick.engine.steps.children import first_entries
 from killick.engine.steps.workspace_hook import Files
 from killick.engine.waits import waits
@@ -402,6 +402,7 @@ class Executor:
                 # a thread is recorded in the store, past an execution in memory.
                 ex.close(Parked())
                 await ex.unwind()
+            self._mark_seen(ex)
             # A run without a recorded wait would never be woken.
             self._release(ex, left=not hosted and ex.log.fold.facts.status == "running")
             if ex.signal is None:
@@ -436,9 +437,9 @@ class Executor:
             if facts.status == "completed" and facts.renewed_as is None:
                 return RunOutcome(run=ex.run_id, status=facts.status, result=ex.result)
             return ended(self.engine, ex.run_id)
-        if isinstance(signal, Diverging):
-            ex.log.append()  # with the messages that were seen: they would make it due again, for ever
         left = isinstance(signal, Parked)
+        if not left:
+            self._mark_seen(ex)
         self._release(ex, left=left)
         return outcome_of(ex, left=left)
 
@@ -547,6 +548,11 @@ class Executor:
         return ClaimedRun(self.engine.log.head(ex.run_id), since, seconds)
 
     # parking ----------------------------------------------------------------------------------
+
+    def _mark_seen(self, ex: Execution) -> None:
+        """The messages that were looked at and left make the run due no more."""
+        if ex.log.has_seen_more:
+            ex.log.append()
 
     def _release(self, ex: Execution, *, left: bool = False) -> None:
         self.engine.release(ex.run_id, ex.log.epoch, left=left, dropped=partial(self._drop_lease, ex))

@@ -530,6 +530,11 @@ class RunLog:
         self._known.update(fresh)
         return tuple(fresh.values())
 
+    @property
+    def has_seen_more(self) -> bool:
+        """Whether more messages were seen than the run's index has."""
+        return self._indexed is not None and self._indexed.seen < self.seen
+
     def _index(self) -> RunIndex | None:
         """Returns the run's index entry, if changed."""
         index = index_of(self.fold, seen=self.seen)
