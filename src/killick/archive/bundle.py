@@ -28,6 +28,7 @@ from killick.model import hashing
 from killick.permissions import create_private
 from killick.store.memory import MemoryStore
 from killick.store.records import ENDED
+from killick.workspace.vault.packs import sync_folder
 
 FORMAT: Final = "killick.archive"
 VERSION: Final = 1
@@ -244,11 +245,7 @@ class Writer:
             raise self._exists_error() from None
         except OSError:  # a file system without links
             self.part.rename(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
 
     def _write(self, data: bytes) -> None:
         self._digest.update(data)
