@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -47,6 +47,9 @@ from killick.store.sqlite.rows import (
 )
 from killick.store.sqlite.transaction import SqliteTransaction, join, transaction
 from killick.store.sqlite.writes import RunsToNotify, Writes, bare
+
+_DERIVED: Final = ("uses", "runs", "tags", "snapshots", "quarantine", "outbox")
+"""What a run has in other tables that can be rebuilt, by the names of the queries."""
 
 
 class Tables(SqlReads):
@@ -300,7 +303,7 @@ class Tables(SqlReads):
             number = found[0]
             counted: int = db.execute(Q.last_message, (number,)).fetchone()[0]
             db.execute(Q.drop_tags, (number,))
-            db.execute(Q.drop_run, (number,))
+            db.execute(Q.drop_runs, (number,))
             self._writes.put_index(db, number, index, delivered=counted)
         self._notifier.notify([run])
         return True
@@ -373,16 +376,8 @@ class Tables(SqlReads):
             number = found[0]
             first = number << SEQ_BITS
             db.execute(Q.drop_events, (first, first + SEQ_MAX))
-            for drop in (
-                Q.drop_tags,
-                Q.drop_uses,
-                Q.drop_snapshots,
-                Q.drop_messages,
-                Q.drop_run,
-                Q.drop_quarantine,
-                Q.drop_outbox,
-            ):
-                db.execute(drop, (number,))
+            for table in (*_DERIVED, "messages"):
+                db.execute(getattr(Q, f"drop_{table}"), (number,))
             write_lease(db, (*found[:7], None, None, 1))
 
     def inspect(self, *, heal: bool = False) -> list[records.Problem]:
@@ -398,15 +393,8 @@ class Tables(SqlReads):
                 search_terms.forget(db, list(search_terms.damaged(db, names)))
                 db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
                 db.executemany(Q.set_lane, misplaced(db))
-                for clear in (
-                    Q.clear_uses,
-                    Q.clear_runs,
-                    Q.clear_tags,
-                    Q.clear_snapshots,
-                    Q.clear_quarantine,
-                    Q.clear_outbox,
-                ):
-                    db.execute(clear)
+                for table in _DERIVED:
+                    db.execute(getattr(Q, f"clear_{table}"))
         return found
 
 
