@@ -52,6 +52,11 @@ def unstopped(given: Host | None, who: str) -> Host:
     return host
 
 
+def stop(host: Host, error: KillickError) -> None:
+    """Stops a host's further calls, for this reason."""
+    _STOPPED[host] = error
+
+
 @contextmanager
 def raising_stop(host: Host) -> Iterator[None]:
     """Raises the error that stopped a host's calls, in place of the framework's own."""
@@ -213,7 +218,7 @@ class ToolGate:
             return None, str(failed)
         except KillickError as error:
             if host is not None:
-                _STOPPED[host] = error
+                stop(host, error)
             return None, str(error)
 
 

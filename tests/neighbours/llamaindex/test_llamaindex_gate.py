@@ -218,7 +218,9 @@ async def test_an_agent_as_a_tool_goes_through_the_gate(kd: killick.Client, worl
     assert (world.done, world.asked) == ([("inner", 5)], 4)
 
 
-async def test_a_tool_may_wait_for_an_event_before_it_acts(kd: killick.Client, world: World) -> None:
+def refunding(world: World) -> Any:
+    """An agent whose tool asks its user before it acts."""
+
     async def refund(ctx: Context, order: str) -> str:
         """Refund an order."""
         asked = InputRequiredEvent(prefix=f"Refund {order}?")
@@ -227,19 +229,31 @@ async def test_a_tool_may_wait_for_an_event_before_it_acts(kd: killick.Client, w
         return "refunded"
 
     refund.__annotations__["ctx"] = Context  # LlamaIndex reads no text
+    return gated(world.plain(call("c1", "refund", order="A7"), "done", tools=[refund]))
 
-    def make() -> Any:
-        return gated(world.plain(call("c1", "refund", order="A7"), "done", tools=[refund]))
 
+async def test_a_tool_may_wait_for_an_event_before_it_acts(kd: killick.Client, world: World) -> None:
     with KillickRuntime(kd).registering():
-        handler = make().run("refund A7", run_id="thread")
+        handler = refunding(world).run("refund A7", run_id="thread")
     async for event in handler.stream_events():
         if isinstance(event, InputRequiredEvent):
             await handler.cancel_run()  # the process may end here
     with KillickRuntime(kd).registering():
-        handler = make().run("refund A7", run_id="thread")
+        handler = refunding(world).run("refund A7", run_id="thread")
     await handler.send_event(HumanResponseEvent(response="yes"))
     assert str(await handler) == "done"
+    assert (world.done, world.asked) == (["refunded A7: yes"], 2)
+
+
+async def test_what_a_tool_asks_is_answered_in_the_inbox(kd: killick.Client, world: World) -> None:
+    async def refunded() -> str:
+        with KillickRuntime(kd, respond=lambda _, value: HumanResponseEvent(response=value)).registering():
+            return str(await refunding(world).run("refund A7", run_id="thread"))
+
+    with pytest.raises(killick.RunWaiting, match=r"Refund A7\?"):
+        await refunded()
+    kd.answer("thread", "respond", value="yes", by="ann")
+    assert await refunded() == "done"
     assert (world.done, world.asked) == (["refunded A7: yes"], 2)
 
 

@@ -190,20 +190,40 @@ async def test_a_step_that_is_tried_again_asks_its_model_again_and_does_the_rest
     assert world == ["paid", "asked", "asked"]
 
 
+class Greeting(Workflow):
+    """Asks for two names, and greets."""
+
+    @step
+    async def ask(self, ev: StartEvent) -> InputRequiredEvent:
+        return InputRequiredEvent(prefix="Your name?")
+
+    @step
+    async def greet(self, ctx: Context, ev: HumanResponseEvent) -> StopEvent | InputRequiredEvent:
+        names = [*await ctx.store.get("names", default=[]), ev.response]
+        await ctx.store.set("names", names)
+        return InputRequiredEvent(prefix="Your name?") if len(names) < 2 else StopEvent(result=" ".join(names))
+
+
+async def test_questions_of_a_workflow_are_answered_in_the_inbox(kd: killick.Client) -> None:
+    def greeting() -> Any:
+        runtime = KillickRuntime(kd, respond=lambda asked, value: HumanResponseEvent(response=value))
+        return Greeting(runtime=runtime).run(run_id="greeting")
+
+    for name in ("Ann", "Bob"):
+        with pytest.raises(killick.RunWaiting):
+            await greeting()
+        [wait] = kd.inbox()
+        assert wait.prompt == "Your name?"
+        kd.answer(wait, "respond", value=name, by="ann")
+    assert [await greeting(), await greeting()] == ["Ann Bob", "Ann Bob"]
+
+
 async def test_an_event_of_a_person_is_waited_for_over_processes(kd: killick.Client) -> None:
-    class Greeting(Workflow):
-        @step
-        async def ask(self, ev: StartEvent) -> InputRequiredEvent:
-            return InputRequiredEvent(prefix="Your name?")
-
-        @step
-        async def greet(self, ev: HumanResponseEvent) -> StopEvent:
-            return StopEvent(result=f"Hello {ev.response}")
-
     handler = Greeting(runtime=KillickRuntime(kd)).run(run_id="greeting")
     async for event in handler.stream_events():
         if isinstance(event, InputRequiredEvent):
             await handler.cancel_run()
     handler = Greeting(runtime=KillickRuntime(kd)).run(run_id="greeting")
-    await handler.send_event(HumanResponseEvent(response="Ann"))
-    assert await handler == "Hello Ann"
+    for name in ("Ann", "Bob"):
+        await handler.send_event(HumanResponseEvent(response=name))
+    assert await handler == "Ann Bob"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
@@ -15,12 +15,13 @@ from workflows import Context, Workflow
 from workflows.context.context_types import SerializedContext
 from workflows.context.serializers import BaseSerializer
 from workflows.context.state_store import InMemoryStateStore, StateStore
-from workflows.events import StartEvent, StopEvent
+from workflows.events import Event, HumanResponseEvent, InputRequiredEvent, StartEvent, StopEvent
 from workflows.plugins.basic import AsyncioAdapterQueues, BasicRuntime, InternalAsyncioAdapter, get_current_run_id
 from workflows.runtime.control_loop import rebuild_state_from_ticks
 from workflows.runtime.types.internal_state import BrokerState
 from workflows.runtime.types.plugin import InternalRunAdapter, RegisteredWorkflow, WaitForNextTaskResult
 from workflows.runtime.types.results import StepWorkerState
+from workflows.runtime.types.ticks import TickAddEvent, TickCancelRun, WorkflowTick
 
 from killick.adapters import tool_gate
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner
@@ -33,6 +34,9 @@ SPACE: Final = "llamaindex"
 CLOSE_SECONDS: Final = 5.0
 """How long a run that ends lets its calls end, before it cancels them."""
 
+Respond: TypeAlias = Callable[[InputRequiredEvent, Any], HumanResponseEvent]
+"""The response of a workflow's user to a question."""
+
 _RUN: Final = "run"
 _MEMORY: Final = "memory"
 
@@ -43,10 +47,15 @@ class KillickRuntime(StateOwner, BasicRuntime):  # type: ignore[misc,unused-igno
     id.
 
     Give it to a workflow as `runtime=`, or make workflows and agents inside `with runtime.registering()`.
+
+    respond   makes a workflow's response from a question and the value of a person's answer. With it, each
+              `InputRequiredEvent` is a question in the inbox: the run raises killick.RunWaiting, and continues once
+              it is answered. Without it, your code answers them from the stream of events
     """
 
-    def __init__(self, store: Place, *, space: str = SPACE) -> None:
+    def __init__(self, store: Place, *, space: str = SPACE, respond: Respond | None = None) -> None:
         super().__init__()
+        self.respond = respond
         self._shelf = FrameworkState(store, space)
         self._open: dict[str, _OpenRun] = {}
 
@@ -117,6 +126,7 @@ class _OpenRun(InternalAsyncioAdapter):
         self._serializer = _Serializer(queues.serializer or runtime.get_serializer(workflow))
         self._items = set[str | None]()
         self._changed = asyncio.Event()
+        self._questions = _Questions(self, runtime.respond)
 
     async def run(self, begin: Any, init_state: BrokerState, start: StartEvent | None, *given: Any) -> StopEvent:
         """Runs the workflow from its stored context, or returns the stored result."""
@@ -127,6 +137,7 @@ class _OpenRun(InternalAsyncioAdapter):
                 ended = value if isinstance(value, StopEvent) else StopEvent(result=value)
                 self._queues.publish_queue.put_nowait(ended)
                 return ended
+        self._questions.open(kept["questions"] if kept is not None else None, self._serializer)
         ended = await begin(init_state, start, *given)
         await self._store(self._serializer.serialize(ended.result if type(ended) is StopEvent else ended))
         return cast("StopEvent", ended)
@@ -155,8 +166,19 @@ class _OpenRun(InternalAsyncioAdapter):
 
     async def close(self) -> None:
         """Lets calls end, before the workflow cancels its steps: a call that was cancelled is in doubt."""
+        self._questions.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.calls.rested(), CLOSE_SECONDS)
+
+    async def write_to_event_stream(self, event: Event) -> None:
+        """Passes an event on. A question is asked in the inbox too."""
+        self._questions.ask(event, self._serializer)
+        await super().write_to_event_stream(event)
+
+    async def on_tick(self, tick: WorkflowTick) -> None:
+        """Notes what was processed."""
+        self._questions.note(tick)
+        await super().on_tick(tick)
 
     async def stored(self, item: str | None) -> None:
         """Waits until the stored context has a step's work in progress, or a call was stopped."""
@@ -177,8 +199,8 @@ class _OpenRun(InternalAsyncioAdapter):
             has_memory = isinstance(memory, BaseMemory)
             messages = [each.model_dump(mode="json") for each in await memory.aget_all()] if has_memory else []
             kept = {"context": context.model_dump(mode="python"), "result": result, "messages": messages}
-            entry = StateEntry(_RUN, {**kept, "token_limit": getattr(memory, "token_limit", None)})
-            await asyncio.to_thread(self._shelf.put, self.name, entry)
+            kept |= {"token_limit": getattr(memory, "token_limit", None), "questions": self._questions.kept()}
+            await asyncio.to_thread(self._shelf.put, self.name, StateEntry(_RUN, kept))
             self._items = {each.work_item_id for each in work}
         self._changed.set()
         self._changed = asyncio.Event()
@@ -224,6 +246,62 @@ async def call_in_step() -> AsyncGenerator[None]:
 
 
 _OPEN: Final[ContextVar[_OpenRun]] = ContextVar("killick_llamaindex_run")
+
+
+class _Questions:
+    """The questions of a run that wait for a person, by their keys in the host. They are stored with the run."""
+
+    def __init__(self, opened: _OpenRun, respond: Respond | None) -> None:
+        self._opened = opened
+        self._respond = respond
+        self._count = 0
+        self._written: dict[str, str] = {}
+        self._responses: dict[str, HumanResponseEvent] = {}
+        self._asking = set[asyncio.Task[None]]()
+
+    def kept(self) -> dict[str, Any]:
+        return {"count": self._count, "open": dict(self._written)}
+
+    def open(self, kept: Mapping[str, Any] | None, serializer: BaseSerializer) -> None:
+        """Asks the open questions of a stored run again."""
+        self._context = copy_context()
+        if kept is not None and self._respond is not None:
+            self._count, self._written = kept["count"], dict(kept["open"])
+            for key, written in self._written.items():
+                self._put(key, serializer.deserialize(written))
+
+    def ask(self, event: Event, serializer: BaseSerializer) -> None:
+        """Asks a question, unless the same is open: a step that runs again asks again."""
+        if self._respond is None or not isinstance(event, InputRequiredEvent):
+            return
+        if (written := serializer.serialize(event)) not in self._written.values():
+            self._count += 1
+            self._written[key := f"{self._opened.name}/question#{self._count}"] = written
+            self._put(key, event)
+
+    def note(self, tick: WorkflowTick) -> None:
+        """Closes a question whose response was processed."""
+        for key, response in list(self._responses.items()):
+            if isinstance(tick, TickAddEvent) and tick.event is response:
+                del self._responses[key], self._written[key]
+
+    def close(self) -> None:
+        for task in self._asking:
+            task.cancel()
+
+    def _put(self, key: str, event: InputRequiredEvent) -> None:
+        self._asking.add(asyncio.get_running_loop().create_task(self._answered(key, event), context=self._context))
+
+    async def _answered(self, key: str, event: InputRequiredEvent) -> None:
+        host, prompt = tool_gate.hosted(None, "KillickRuntime"), event.get("prefix", default=None)
+        try:
+            answer = await host.ask(str(prompt or event.model_dump_json()), key=key)
+        except KillickError as error:
+            tool_gate.stop(host, error)
+            await self._opened.send_event(TickCancelRun())
+            return
+        self._responses[key] = response = cast("Respond", self._respond)(event, answer.value)
+        await self._opened.send_event(TickAddEvent(event=response))
 
 
 class _Serializer(BaseSerializer):
