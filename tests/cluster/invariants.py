@@ -14,6 +14,7 @@ from killick.errors import LogError
 from killick.model import event_codec, hashing, system_events
 from killick.model import events as e
 from killick.store import MemoryStore
+from killick.store.memory_runs import lease_end_us
 from killick.store.records import Append, Head, is_own
 
 LIMITED: Final = "cluster_mail"
@@ -241,9 +242,3 @@ class Books:
         self.done[label] += 1
         self.keys[key] = label
         return f"{label} done"
-
-
-def lease_end_us(head: Head) -> int:
-    """Returns the end of a lease. A lease may have no end; a free run's lease ended at the start of time."""
-    end = 1 << 63 if head.lease_until_us is None else head.lease_until_us
-    return 0 if head.holder is None else end

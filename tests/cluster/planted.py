@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from sqlite3 import Cursor
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
@@ -13,14 +12,10 @@ from msgspec.structs import replace
 from cluster.fibers import START_US
 from killick.engine.effects import reconcile
 from killick.engine.steps import permits
-from killick.errors import LogError
 from killick.log.writer import RunLog
+from killick.store import MemoryStore
+from killick.store.memory_runs import Runs, StoredRun
 from killick.store.records import Append, Delivered, Delivery, Head, Message
-from killick.store.sqlite import store
-from killick.store.sqlite.due import DueQuery
-from killick.store.sqlite.rows import HeadRow, number_of, run_row, with_lease
-from killick.store.sqlite.store import Tables
-from killick.store.sqlite.writes import Writes
 from killick.workers.trigger_runner import _LeasedTrigger
 from killick.workers.worker import Worker
 
@@ -46,25 +41,22 @@ def bug(name: str, seeds: int) -> Callable[[Callable[[], Iterator[None]]], Calla
 
 @bug("an append is fenced neither by epoch nor by head", 20)
 def unfenced() -> Iterator[None]:
-    real = Writes._refuse
+    real = Runs._checked_head
 
-    def refuse(self: Writes, db: Cursor, item: Append, found: HeadRow | None, claimed: Any) -> LogError | None:
-        if found is not None and item.create is None:
-            item = replace(item, after=found[2], before=found[3], epoch=found[4])
-        return real(self, db, item, found, claimed)
+    def checked(self: Runs, item: Append, head: Head | None) -> Head:
+        return real(self, item, head) if head is None or item.create is not None else head
 
-    with patch.object(Writes, "_refuse", refuse), patch.object(store, "bare", lambda *_: None):
+    with patch.object(Runs, "_checked_head", checked):
         yield
 
 
 @bug("a take-over keeps the epoch", 5)
 def kept_epoch() -> Iterator[None]:
-    real = Tables._take
+    def take(self: Runs, head: Head, holder: str, seconds: float) -> Head:
+        self._runs[head.run].head = head = self._with_lease(head, holder, max(head.epoch, 1), seconds)
+        return head
 
-    def take(self: Tables, db: Cursor, found: HeadRow, holder: str, seconds: float) -> HeadRow:
-        return real(self, db, with_lease(found, None, None, epoch=max(found[4] - 1, 0)), holder, seconds)
-
-    with patch.object(Tables, "_take", take):
+    with patch.object(Runs, "_take", take):
         yield
 
 
@@ -79,53 +71,51 @@ def no_polling() -> Iterator[None]:
 
 @bug("a message that comes before its wait is dropped", 5)
 def dropped_early() -> Iterator[None]:
-    real = Writes.deliver
+    real = Runs._deliver
 
-    def deliver(self: Writes, db: Cursor, sent: Delivery, to_notify: list[str]) -> Any:
-        number = number_of(db, sent.run)
-        index = None if number is None else run_row(db, number)
+    def deliver(self: Runs, sent: Delivery) -> Any:
+        index = self._runs[sent.run].index
         if sent.name == "word" and index is not None and index.status != "waiting":
             fields = {name: getattr(sent, name) for name in sent.__struct_fields__ if name != "pieces"}
             return Delivered(Message(number=1, **fields), fresh=True)
-        return real(self, db, sent, to_notify)
+        return real(self, sent)
 
-    with patch.object(Writes, "deliver", deliver):
+    with patch.object(Runs, "_deliver", deliver):
         yield
 
 
 @bug("leases end by the worker's clock", 20)
 def workers_clock() -> Iterator[None]:
-    real = Tables._due_query
+    def due(self: MemoryStore, now_us: int, agents: Any, after: int) -> Any:
+        theirs = now_us - START_US
+        with patch.object(MemoryStore, "now_us", lambda _: theirs):
+            return real(self, now_us, agents, after)
 
-    def due_query(self: Tables, now_us: int, *rest: Any) -> DueQuery:
-        return replace(real(self, now_us, *rest), clock_us=now_us - START_US)
-
-    with patch.object(Tables, "_due_query", due_query):
+    real = MemoryStore._due
+    with patch.object(MemoryStore, "_due", due):
         yield
 
 
 @bug("a lease is renewed after its end", 20)
 def late_renewal() -> Iterator[None]:
-    real = Tables.renew
+    def renew(self: MemoryStore, holder: str, runs: Any, *, seconds: float) -> dict[str, int]:
+        held = [(run, head) for run, head in self._present() if head.holder == holder and head.run in runs]
+        for run, head in held:
+            run.head = self._with_lease(head, holder, head.epoch, seconds)
+        return {head.run: head.epoch for _, head in held}
 
-    def renew(self: Tables, holder: str, runs: Any, *, seconds: float) -> dict[str, int]:
-        with patch.object(Tables, "now_us", lambda _: 0):
-            return real(self, holder, runs, seconds=seconds)
-
-    with patch.object(Tables, "renew", renew):
+    with patch.object(MemoryStore, "renew", renew):
         yield
 
 
 @bug("a worker does not see which permits others hold", 10)
 def blind_to_permits() -> Iterator[None]:
-    real = Writes._refuse_rights
+    real = Runs._check_rights
 
-    def refuse(self: Writes, db: Cursor, item: Append, found: HeadRow | None, claimed: Any) -> LogError | None:
-        for claim in item.claims:
-            db.execute("DELETE FROM claims WHERE space = ? AND key = ?", (claim.space, claim.key))
-        return real(self, db, item, found, claimed)
+    def check(self: Runs, item: Append, claimed: Any) -> None:
+        real(self, replace(item, claims=()), claimed)
 
-    with patch.object(Writes, "_refuse_rights", refuse), patch.object(Tables, "owned", lambda *_: {}):
+    with patch.object(Runs, "_check_rights", check), patch.object(MemoryStore, "owned", lambda *_: {}):
         yield
 
 
@@ -143,12 +133,12 @@ def leaked_permits() -> Iterator[None]:
 
 @bug("a message that was taken stays in the inbox", 5)
 def taken_twice() -> Iterator[None]:
-    real = Writes._write
+    real = Runs._write
 
-    def write(self: Writes, db: Cursor, head: HeadRow, item: Append, to_notify: list[str]) -> Head:
-        return real(self, db, head, replace(item, takes=()), to_notify)
+    def write(self: Runs, item: Append, head: Head) -> Head:
+        return real(self, replace(item, takes=()), head)
 
-    with patch.object(Writes, "_write", write):
+    with patch.object(Runs, "_write", write):
         yield
 
 
@@ -183,11 +173,11 @@ def repeated_in_doubt() -> Iterator[None]:
 
 @bug("a stale epoch releases a run", 60)
 def stale_release() -> Iterator[None]:
-    real = Tables.release
+    real = MemoryStore.release
 
-    def release(self: Tables, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
-        head = self.head(run)
-        real(self, run, epoch=epoch if head is None else head.epoch, holder=None, left=left)
+    def release(self: MemoryStore, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
+        stored: StoredRun = self._runs[run]
+        real(self, run, epoch=epoch if stored.head is None else stored.head.epoch, holder=None, left=left)
 
-    with patch.object(Tables, "release", release):
+    with patch.object(MemoryStore, "release", release):
         yield

@@ -183,7 +183,7 @@ def test_a_lease_without_end_is_wrong_where_nobody_can_tell_that_its_holder_died
 ) -> None:
     kd.start(doctor_asking, None, id="r")
     taken(kd, "r", seconds=float("inf"))
-    monkeypatch.setattr(type(kd.runtime.store), "proves_life", False)
+    monkeypatch.setattr(kd.runtime.store, "proves_life", False)
     assert found(kd) == {"endless": ["r"]}
 
 
@@ -218,7 +218,7 @@ def test_a_finding_names_a_few_the_longest_first_and_counts_the_rest(
 
 def test_clocks_that_differ_are_wrong(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     # As a database on another machine is: its leases end by its own wall clock.
-    monkeypatch.setattr(type(kd.runtime.store), "proves_life", False)
+    monkeypatch.setattr(kd.runtime.store, "proves_life", False)
     monkeypatch.setattr(kd.runtime.store, "now_us", kd.runtime.clock.now_us)
     ours = killick.clock.ManualClock(kd.runtime.clock.now_us() + 5_000_000)
     [clocks] = [each for each in examine(kd.runtime.log, clock=ours).conditions if each.name == "clock"]

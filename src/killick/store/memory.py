@@ -1,154 +1,463 @@
-"""The in-memory store: the tables of the SQLite store, in the memory of this process."""
+"""The in-memory store: dicts under one lock. The reference implementation, so simple comes before fast."""
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-import threading
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager
-from functools import cache
-from pathlib import Path
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from itertools import count
+from threading import Lock
+from typing import Any, Final
 
+from msgspec.structs import replace
+
+from killick import errors
 from killick.clock import Clock, SystemClock
-from killick.errors import StoreError
-from killick.fork_safety import ForkedMutex, register_for_forks
 from killick.ids import Ids, RandomIds
+from killick.model.chunks import Blob
 from killick.store import records
-from killick.store.liveness import Holders
-from killick.store.notify import Listener
-from killick.store.protocol import Transaction
-from killick.store.sql import schema
-from killick.store.sqlite.database import Database, execute_script
-from killick.store.sqlite.rows import HeadRow, Moved, Q, put_meta
-from killick.store.sqlite.store import Tables
-from killick.store.sqlite.writes import Writes
-
-_PLACE = "memory:"
+from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us, unshare
+from killick.store.protocol import Transaction, lease_clock_us
 
 
-class MemoryStore(Tables):
+class MemoryStore(Runs):
     """A store in the memory of this process."""
 
     def __init__(self, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
-        database, ids = _without_rows().copied(), ids or RandomIds()
-        id_, secret_key = ids.new("store"), ids.key()
-        with database.writing() as db:
-            put_meta(db, id_, bytes(secret_key))
-        self._open(database, clock or SystemClock(), set())
-        self.secret_key = secret_key  # that of an encrypted store digests by itself
+        ids = ids or RandomIds()
+        self.place: Final = "memory:"
+        self.id: Final = ids.new("store")
+        self.secret_key: Final = ids.key()
+        self.proves_life: Final = True
+        self._lock, self._closed = Lock(), False
+        super().__init__(clock or SystemClock())
+        self._watchers: list[Callable[[str], None]] = []
+        self._full_at_us: dict[bytes, int] = {}
+        self._lane = 0
 
-    def _open(self, database: MemoryDatabase, clock: Clock, released: set[str | None]) -> None:
-        self._memory, self._released = database, released
-        writes = _Writes(released, _PLACE, holders=_Holders(released), clock=clock)
-        super().__init__(database, _Holders(released), _Listener(database.refuse_closed), writes, clock)
+    def now_us(self) -> int:
+        return lease_clock_us(self._clock)
 
     def copied(self, clock: Clock) -> MemoryStore:
         """Returns an independent copy with another clock."""
-        twin = object.__new__(type(self))
-        twin._open(self._memory.copied(), clock, set(self._released))
-        twin._lane, twin.secret_key = self._lane, self.secret_key
+        with self._open():
+            twin = copy(self)
+            unshare(self, twin, vars(self))
+            twin._lock, twin._clock, twin._numbers = Lock(), clock, count(len(self._runs) + 1)
+            twin._watchers = []
+            twin._runs = defaultdict(StoredRun, {name: run.copied() for name, run in self._runs.items()})
         return twin
 
-    def lives(self, holder: str) -> bool:
-        # All holders live in this process. One that released its last lease is not known any more.
-        with self._database.reading() as db:
-            return holder not in self._released or db.execute(Q.held, (holder, -1)).fetchone() is not None
+    # the log ----------------------------------------------------------------------------------
+    def append(self, items: Sequence[records.Append]) -> list[records.Head | errors.LogError]:
+        records.refuse_misnumbered(items)
+        with self._open():
+            return [self._append(item) for item in items]
 
+    def head(self, run: str) -> records.Head | None:
+        with self._open():
+            return self._runs[run].head
+
+    def heads(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[tuple[int, records.Head]]:
+        with self._open():
+            return [(run.number, head) for run, head in self._present() if run.number > after][:limit]
+
+    def read(
+        self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
+    ) -> list[records.Row]:
+        with self._open():
+            rows = [row for row in self._runs[run].rows.values() if row.seq > after]
+        return [row if data else replace(row, data=None) for row in rows[: min(limit, records.READ_LIMIT)]]
+
+    def row(self, run: str, seq: int) -> records.Row | None:
+        with self._open():
+            return self._runs[run].rows.get(seq)
+
+    def opening(self, run: str, *, fold: int) -> records.Opening | None:
+        with self._open():
+            stored = self._runs[run]
+            if stored.head is None:
+                return None
+            cached = [one for (seq, made), one in stored.snapshots.items() if made == fold and seq <= stored.head.seq]
+            newest = max(cached, key=lambda one: one.seq, default=None)
+            rows = [row for row in stored.rows.values() if newest is None or row.seq > newest.seq]
+            return records.Opening(head=stored.head, quarantined=stored.quarantined, snapshot=newest, rows=rows)
+
+    # transactions of others -------------------------------------------------------------------
     def transaction(self) -> AbstractContextManager[Transaction]:
-        raise StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
+        raise errors.StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
 
     def join(self, connection: Any) -> Transaction:
-        raise StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
+        raise errors.StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
+
+    # values -----------------------------------------------------------------------------------
+    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        with self._open():
+            return {digest: self._pieces[digest] for digest in hashes if digest in self._pieces}
+
+    def references(self, run: str) -> records.References:
+        with self._open():
+            references = self._runs[run].references
+            return records.References(set(references.log), set(references.snapshots))
+
+    def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+        with self._open():
+            stored = self._runs[run]
+            if stored.head is None or stored.head.seq != at or len(stored.inbox) != delivered:
+                return False
+            stored.references = replace(stored.references, log=set(hashes))
+            return True
+
+    def sweep(self, *, limit: int = records.READ_LIMIT) -> int:
+        with self._open():
+            references = [run.references for run in self._runs.values()]
+            alive = {digest for one in references for digest in one.log | one.snapshots}
+            dead = [digest for digest in self._pieces if digest not in alive][:limit]
+            for digest in dead:
+                del self._pieces[digest]
+            self._full_at_us = {bucket: at for bucket, at in self._full_at_us.items() if at > self.now_us()}
+            return len(dead)
+
+    # snapshots --------------------------------------------------------------------------------
+    def snapshot(self, run: str, *, fold: int, at: int) -> records.Snapshot | None:
+        newest = reversed([one for one in self.snapshots(run) if one.fold == fold and one.seq <= at])
+        return next(newest, None)
+
+    def snapshots(self, run: str) -> list[records.Snapshot]:
+        with self._open():
+            return [one for _, one in sorted(self._runs[run].snapshots.items())]
+
+    def forget_snapshots(self, run: str) -> None:
+        with self._open():
+            self._runs[run].snapshots.clear()
+            self._runs[run].references.snapshots.clear()
+
+    # search terms -----------------------------------------------------------------------------
+    def unindexed(self, *, after: int = 0, limit: int = records.READ_LIMIT) -> list[records.UnindexedRun]:
+        with self._open():
+            found = [
+                records.UnindexedRun(number=run.number, run=head.run, base=head.base, indexed_to=indexed_to(run, head))
+                for run, head in self._present()
+                if run.number > after and indexed_to(run, head) < head.seq
+            ]
+        return found[:limit]
+
+    def index_terms(self, items: Sequence[records.TermBatch]) -> None:
+        with self._open():
+            for item in items:
+                run = self._runs[item.run]
+                if item.reset:
+                    run.terms, run.indexed_to = set(), None
+                if run.head is not None and indexed_to(run, run.head) == item.after:
+                    run.terms |= set(item.terms)
+                    run.indexed_to = item.up_to
+
+    def search(self, query: records.IndexQuery) -> list[records.TermPosition]:
+        since, until, before = query.since_us, query.until_us, query.before
+        with self._open():
+            bearing: defaultdict[records.TermPosition, set[int]] = defaultdict(set)
+            for run, head in self._present():
+                for term in run.terms:
+                    bearing[records.TermPosition(term.at_us, run.number, term.seq, head.run)].add(term.term)
+        found = [place for place, terms in bearing.items() if all(terms & set(group) for group in query.all_of)]
+        found = [place for place in found if since is None or place.at_us >= since]
+        found = [place for place in found if until is None or place.at_us < until]
+        return sorted((place for place in found if before is None or place < before), reverse=True)[: query.limit]
+
+    # leases -----------------------------------------------------------------------------------
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> records.Head:
+        with self._open():
+            head = self._known(run)
+            if head.epoch != handed and lease_end_us(head) > self.now_us():
+                raise errors.RunBusy(run, holder=str(head.holder))
+            return self._take(head, holder, seconds)
+
+    def claim(
+        self,
+        holder: str,
+        *,
+        now_us: int,
+        seconds: float,
+        limit: int,
+        agents: Collection[str] | None = None,
+        room: Mapping[str, int] | None = None,
+    ) -> list[records.Claimed]:
+        left, taken = dict(room or {}), list[records.Claimed]()
+        with self._open():
+            for row in self._due(now_us, agents, self._lane):
+                if len(taken) >= limit:
+                    break
+                if left.get(row.agent, 1) > 0:
+                    left[row.agent] = left.get(row.agent, limit + 1) - 1
+                    self._lane, was = row.lane, self._known(row.run)
+                    head = self._take(was, holder, seconds)
+                    taken.append(records.Claimed(head=head, row=row, left=was.holder, left_until_us=was.lease_until_us))
+        return taken
+
+    def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+        with self._open():
+            now_us = self.now_us()
+            held = [(run, head) for run, head in self._present() if head.holder == holder and head.run in runs]
+            held = [(run, head) for run, head in held if lease_end_us(head) > now_us]
+            for run, head in held:
+                run.head = self._with_lease(head, holder, head.epoch, seconds)
+            return {head.run: head.epoch for _, head in held}
+
+    def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
+        with self._open():
+            stored = self._runs[run]
+            head, line = stored.head, stored.index
+            if head is None or head.holder is None or head.epoch != epoch or holder not in (None, head.holder):
+                return
+            stored.head = replace(head, lease_until_us=0) if left else self._without_lease(head)
+            if left or (line is not None and line.wake_at_us is not None and line.status not in records.ENDED):
+                self._to_notify.append(run)
+
+    def lives(self, holder: str) -> bool:
+        # All holders live in this process; a holder without leases is not listed.
+        with self._open():
+            return holder not in self._released or any(
+                run.head is not None and run.head.holder == holder for run in self._runs.values()
+            )
+
+    def holders(self) -> list[records.Holder]:
+        held: defaultdict[str, list[int | None]] = defaultdict(list)
+        with self._open():
+            for _, head in self._present():
+                if head.holder is not None:
+                    held[head.holder].append(head.lease_until_us)
+            now_us = self.now_us()
+        return [
+            records.Holder(
+                holder=holder, runs=len(ends), until_us=min((end for end in ends if end is not None), default=None),
+                lives=any(end is None or end > now_us for end in ends),
+            )
+            for holder, ends in sorted(held.items())
+        ]  # fmt: skip
+
+    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
+        with self._open():
+            now_us = self.now_us()
+            taken = {each.id: each.taken(self._full_at_us.get(each.id), now_us) for each in buckets}
+            wait_us = max((wait_us for _, wait_us in taken.values()), default=0)
+            if wait_us <= 0:
+                self._full_at_us |= {bucket: full_at_us for bucket, (full_at_us, _) in taken.items()}
+            return max(wait_us, 0)
+
+    # the inbox --------------------------------------------------------------------------------
+    def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | errors.LogError]:
+        with self._open():
+            return [self._deliver(delivery) for delivery in deliveries]
+
+    def inbox(
+        self, run: str, *, name: str | None = None, after: int = 0, limit: int = records.READ_LIMIT
+    ) -> list[records.Message]:
+        waiting = [one for one in self.messages(run) if one.taken is None and one.number > after]
+        return [one for one in waiting if name is None or one.name == name][:limit]
+
+    def message(self, run: str, id: str) -> records.Message | None:  # noqa: A002
+        return next((one for one in self.messages(run) if one.id == id), None)
+
+    def messages(self, run: str) -> list[records.Message]:
+        with self._open():
+            return list(self._runs[run].inbox.values())
+
+    # finding ----------------------------------------------------------------------------------
+    def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
+        with self._open():
+            found = [one for one in self._claims.items() if one[0].space == space and one[0].key.startswith(prefix)]
+        return dict(sorted(found, key=lambda one: one[0].key))
+
+    def claimed(self, run: str) -> dict[records.UniqueRight, int]:
+        with self._open():
+            if self._runs[run].head is None:
+                return {}
+            return {claim: owner.seq for claim, owner in self._claims.items() if owner.run == run}
+
+    def index(self, run: str) -> records.RunRow | None:
+        with self._open():
+            return self._runs[run].index
+
+    def tags(self, run: str) -> set[str]:
+        return set() if (line := self.index(run)) is None else set(line.tags)
+
+    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
+        with self._open():
+            head = self._runs[run].head
+            if head is None or head.seq != at:
+                return False
+            self._runs[run].index = None
+            self._write_index(run, index)
+            self._notify_if_sooner(run, None)
+            return True
+
+    def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
+        lines = self._matching(query)
+        lines = [line for line in lines if before is None or line.number < before]
+        return [line for line in lines if not query.status or line.status in query.status][:limit]
+
+    def asking(self, now_us: int, *, after: records.Urgency | None = None, limit: int) -> list[records.RunRow]:
+        found = {
+            records.urgency_of(row, now_us): row
+            for row in self._matching(records.RunQuery(tag=records.ASKS))
+            if row.status in records.ASKING
+        }
+        return [found[key] for key in sorted(found) if after is None or key > after][:limit]
+
+    def statuses(self, runs: Collection[str]) -> dict[str, records.RunStatus]:
+        with self._open():
+            return {
+                run.head.run: records.RunStatus(
+                    run.head, getattr(run.index, "status", None), run.quarantined, len(run.inbox)
+                )
+                for run in (self._runs[name] for name in runs)
+                if run.head is not None
+            }
+
+    def counts(self, query: records.RunQuery) -> dict[str, int]:
+        return dict(Counter(line.status for line in self._matching(query)))
+
+    def agents(self) -> list[str]:
+        return sorted({line.agent for line in self._matching(records.RunQuery())})
+
+    def _matching(self, query: records.RunQuery) -> list[records.RunRow]:
+        """Returns the runs that match in all but their status, newest first."""
+        with self._open():
+            matching = [
+                run for run, head in reversed(self._present()) if not query.holders or head.holder in query.holders
+            ]
+            matching = [run for run in matching if run.quarantined is not None or not query.quarantined]
+            lines = [run.index for run in matching if run.index is not None]
+        if query.agent is None and query.tag is None:
+            lines = [line for line in lines if not line.agent.startswith(records.OWN_AGENTS)]
+        lines = [line for line in lines if query.agent is None or line.agent == query.agent]
+        lines = [line for line in lines if query.since_us is None or line.changed_at_us >= query.since_us]
+        lines = [line for line in lines if query.until_us is None or line.changed_at_us < query.until_us]
+        if query.contains is not None:
+            part = query.contains.encode().lower()  # of bytes only ASCII has cases
+            lines = [line for line in lines if part in line.run.encode().lower()]
+        return [line for line in lines if query.tag is None or query.tag in line.tags]
+
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
+        with self._open():
+            return self._due(now_us, agents, records.LANES - 1)[:limit]
+
+    def _due(self, now_us: int, agents: Collection[str] | None, after: int) -> list[records.RunRow]:
+        found: list[tuple[records.RunRow, int, None]] = []
+        for _, head, line in self._active():
+            if lease_end_us(head) > self.now_us() or (agents is not None and line.agent not in agents):
+                continue
+            left = head.holder is not None and line.status != "paused"
+            since = line.changed_at_us if left else line.wake_at_us
+            if left or (since is not None and since <= now_us):
+                found.append((line, since or 0, None))
+        return [line for line, *_ in records.in_turns(found, after)]
+
+    def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
+        with self._open():
+            free = [
+                line.wake_at_us
+                for _, head, line in self._active()
+                if head.holder is None and (agents is None or line.agent in agents)
+            ]
+        return min((at for at in free if at is not None), default=None)
+
+    def _active(self) -> Iterator[tuple[StoredRun, records.Head, records.RunRow]]:
+        """Returns the runs that may become due, with their index."""
+        for run, head in self._present():
+            if run.index is not None and run.quarantined is None and run.index.status not in records.ENDED:
+                yield run, head, run.index
+
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        with self._open():
+            self._watchers.append(callback)
+
+        def stop() -> None:
+            with self._lock:
+                if callback in self._watchers:
+                    self._watchers.remove(callback)
+
+        return stop
+
+    # the outbox -------------------------------------------------------------------------------
+    def outbox(
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = records.READ_LIMIT
+    ) -> list[records.OutboxItem]:
+        with self._open():
+            items = [one for one in self._outbox if one.position > after]
+        return [one for one in items if kinds is None or one.kind in kinds][: min(limit, records.READ_LIMIT)]
+
+    def outbox_end(self) -> int:
+        with self._open():
+            return self._outbox_end
+
+    def trim_outbox(self, up_to: int) -> int:
+        with self._open():
+            before = len(self._outbox)
+            self._outbox = [one for one in self._outbox if one.position > up_to]
+            return before - len(self._outbox)
+
+    # maintenance ------------------------------------------------------------------------------
+    def quarantine(self, run: str, reason: str | None) -> None:
+        with self._open():
+            self._runs[run].quarantined = reason
+            if reason is None:
+                self._to_notify.append(run)
+
+    def quarantined(self, run: str) -> str | None:
+        with self._open():
+            return self._runs[run].quarantined
+
+    def repair(self, head: records.Head, *, keep: int, rows: Sequence[records.Row]) -> None:
+        with self._open():
+            run, old = self._runs[head.run], self._runs[head.run].head
+            if old is not None and any(seq <= old.seq for seq in (head.seq, *(row.seq for row in rows))):
+                raise ValueError(f"{head.run}: a repair must move the head forward from event {old.seq}")
+            run.number = run.number or next(self._numbers)
+            run.displaced += [row for seq, row in run.rows.items() if seq > keep]
+            run.rows = {seq: row for seq, row in run.rows.items() if seq <= keep}
+            run.rows |= {row.seq: row for row in rows}
+            run.head, run.terms, run.indexed_to = head, set(), None
+
+    def displaced(self, run: str) -> list[records.Row]:
+        with self._open():
+            return list(self._runs[run].displaced)
+
+    def remove(self, run: str) -> None:
+        with self._open():
+            self._known(run)
+            for _, head in self._present():
+                if head.parent == run:
+                    raise errors.StoreError(f"{run}: {head.run} is a fork of it; remove that run first")
+            # Its claims stay: removing a run does not return its consumed rights.
+            self._runs[run] = StoredRun(removed=True)
+            self._outbox = [one for one in self._outbox if one.run != run]
 
     def purge(self) -> bool:
         return True
 
+    def inspect(self, *, heal: bool = False) -> list[records.Problem]:
+        with self._open():
+            wrong = [head for run, head in self._present() if run.rows and max(run.rows) != head.seq]
+        return [records.Problem(where="rows", what="end elsewhere", run=one.run, seq=one.seq) for one in wrong]
+
     def conditions(self) -> list[records.Condition]:
         return [records.Condition("place", self.place)]
 
-
-class MemoryDatabase(Database, ForkedMutex):
-    """One connection, for one reader or writer at a time."""
-
-    def __init__(self) -> None:
-        self.place, self.path = _PLACE, Path(_PLACE)
-        self._mutex = threading.Lock()
-        self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=256)
-        register_for_forks(self)
-
-    def copied(self) -> MemoryDatabase:
-        twin = MemoryDatabase()
-        with self.reading():
-            self._db.backup(twin._db)
-        return twin
-
-    @contextlib.contextmanager
-    def reading(self) -> Generator[sqlite3.Cursor]:
-        with self._mutex:
-            self.refuse_closed()
-            try:
-                with self.explained():
-                    yield self._db.cursor()
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-
-    @contextlib.contextmanager
-    def writing(self) -> Generator[sqlite3.Cursor]:
-        with self.reading() as db:
-            db.execute("BEGIN")
-            yield db
-            db.execute("COMMIT")
-
-    leasing = writing
-
-    def write(self, moves: Sequence[Moved], sql: str, inner: str) -> None:
-        with self.writing() as db:
-            db.executemany(inner, [row for moved in moves for row in moved.inner])
-            db.executemany(sql, [moved.columns for moved in moves])
-
     def close(self) -> None:
-        with self._mutex:
+        with self._lock:
             self._closed = True
-            self._db.close()
+            self._watchers.clear()
 
-
-@cache
-def _without_rows() -> MemoryDatabase:
-    """Returns a database with the schema alone: to copy it is faster than to execute the schema again."""
-    made = MemoryDatabase()
-    with made.writing() as db:
-        execute_script(db, schema("sqlite"))
-    return made
-
-
-class _Holders(Holders):
-    """The holders of this process. `released` has those that released a lease since they took the last one."""
-
-    def __init__(self, released: set[str | None]) -> None:
-        self._released = released
-
-    def lock(self, holder: str) -> None:
-        self._released.discard(holder)
-
-    def lives(self, holder: str) -> bool:
-        return True
-
-    def close(self) -> None: ...
-
-
-class _Writes(Writes):
-    def __init__(self, released: set[str | None], *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._released = released
-
-    def free(self, db: sqlite3.Cursor, head: HeadRow) -> HeadRow:
-        self._released.add(head[7])
-        return super().free(db, head)
-
-
-class _Listener(Listener):
-    def _start(self) -> Any:
-        return lambda: None
+    @contextmanager
+    def _open(self) -> Generator[None]:
+        with self._lock:
+            if self._closed:
+                raise errors.StoreClosed(self.place)
+            yield
+            to_notify, self._to_notify = self._to_notify, []
+            watchers = list(self._watchers) if to_notify else []
+        for callback in watchers:
+            for run in to_notify:
+                callback(run)

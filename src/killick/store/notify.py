@@ -59,10 +59,6 @@ class Listener(ABC):
     def _start(self) -> Callable[[], None]:
         """Starts the thread, which calls `_notify`. Returns a function that ends it."""
 
-    def notify(self, runs: Iterable[str]) -> None:
-        """Notifies watchers of some runs."""
-        self._notify(dict.fromkeys(runs))
-
     def watch(self, callback: Callback) -> Callable[[], None]:
         watcher: Callback = lambda run: callback(run)  # noqa: E731  one callback may watch twice; each is stopped separately
         with self._mutex:

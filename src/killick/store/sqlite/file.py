@@ -18,13 +18,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
-from killick.errors import KillickError, StoreBusy, StoreFormat, StoreUnavailable
+from killick.errors import (
+    KillickError,
+    StoreBroken,
+    StoreBusy,
+    StoreClosed,
+    StoreFormat,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    ValueRefused,
+)
 from killick.fork_safety import ForkedMutex, keep_inherited, register_for_forks
-from killick.permissions import reserve
+from killick.permissions import disk_is_full, reserve
 from killick.store.records import STORE_FORMAT, Durability
 from killick.store.sql import migrations, queries, schema
-from killick.store.sqlite.database import Database, execute_script
 from killick.store.sqlite.rows import Moved
+from killick.text import LONE_SURROGATE, printable
 
 APPLICATION_ID: Final = 0x6B656467
 """`kedg` in the file's header, which identifies a store."""
@@ -64,7 +74,7 @@ class FileKind(NamedTuple):
     name: str
 
 
-class SqliteFile(Database, ForkedMutex):
+class SqliteFile(ForkedMutex):
     """One writing connection behind a mutex, and reading connections that never block."""
 
     def __init__(
@@ -97,6 +107,7 @@ class SqliteFile(Database, ForkedMutex):
         self._paused = False
         self._gate = threading.Event()
         self._gate.set()
+        self._closed = False
         self._guarded = 0
         self._had_wal = accept_loss or Path(f"{path}-wal").exists()
         if not create and not path.exists():
@@ -186,7 +197,7 @@ class SqliteFile(Database, ForkedMutex):
         """A transaction on its own connection, for the caller's statements. Committed at the end, rolled back by any
         exception, which passes unchanged."""
         with self.explained():
-            self.refuse_closed()
+            self._refuse_closed()
             connection = self._connect()
             self._transacting.add(connection)
         try:
@@ -204,7 +215,7 @@ class SqliteFile(Database, ForkedMutex):
     def commit_detector(self) -> CommitDetector:
         """Returns a detector for commits by other connections, in any process."""
         with self.explained():
-            self.refuse_closed()
+            self._refuse_closed()
             return CommitDetector(self._connect)
 
     def close(self) -> None:
@@ -341,7 +352,7 @@ class SqliteFile(Database, ForkedMutex):
             try:
                 reader = self._readers.pop()
             except IndexError:
-                self.refuse_closed()
+                self._refuse_closed()
                 with self.explained():
                     reader = self._connect()
                     reader.execute("PRAGMA query_only = ON")
@@ -374,6 +385,10 @@ class SqliteFile(Database, ForkedMutex):
             check_same_thread=False,
             cached_statements=256,
         )
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreClosed(self.place)
 
     def _execute(self, sql: str, columns: tuple[object, ...] = ()) -> None:
         """Executes a statement that needs the write lock. SQLite's own busy handler would sleep far too long."""
@@ -437,7 +452,7 @@ class SqliteFile(Database, ForkedMutex):
                 return  # another process was first
             if writer.execute(queries(self._kind.dialect).count_tables).fetchone()[0]:
                 raise self._not_ours()
-            execute_script(writer, schema(self._kind.dialect))
+            _execute_script(writer, schema(self._kind.dialect))
             writer.execute(f"PRAGMA application_id = {self._kind.application_id}")
             writer.execute(f"PRAGMA user_version = {self._kind.newest}")
             setup(writer)
@@ -449,8 +464,42 @@ class SqliteFile(Database, ForkedMutex):
         with self.writing() as writer:
             found, newest = self._format()[1], self._kind.newest
             for step, script in migrations(self._kind.dialect, self.place, found=found, newest=newest):
-                execute_script(writer, script)
+                _execute_script(writer, script)
                 writer.execute(f"PRAGMA user_version = {step}")
+
+    @contextlib.contextmanager
+    def explained(self) -> Generator[None, None, None]:
+        """Translates SQLite's errors; `database is locked` never reaches a caller."""
+        try:
+            yield
+        except (sqlite3.Error, UnicodeError) as error:
+            raise self.explain(error) from error
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Translates an error; one that is not SQLite's is returned unchanged."""
+        if isinstance(error, UnicodeEncodeError):
+            return ValueRefused(printable(error.object), LONE_SURROGATE)
+        if isinstance(error, UnicodeDecodeError):
+            return StoreBroken(self.place, "has text that is not valid UTF-8")
+        if not isinstance(error, sqlite3.Error) or isinstance(error, sqlite3.IntegrityError):
+            return error
+        if isinstance(error, sqlite3.ProgrammingError):
+            return StoreClosed(self.place) if self._closed else error
+        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+            case sqlite3.SQLITE_FULL:
+                return StoreFull(self.place)
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN if disk_is_full(self.path):
+                return StoreFull(self.place)
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+                return StoreReadOnly(self.place)
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return StoreBusy(self.place, self._busy_seconds)
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                return StoreBroken(self.place, str(error))
+            case sqlite3.SQLITE_CANTOPEN:
+                return StoreUnavailable(self.place, "cannot be opened; check that its folder exists and can be written")
+            case _:
+                return StoreUnavailable(self.place, f"SQLite says: {error}")
 
 
 class Writing:
@@ -535,3 +584,13 @@ def _is_read_only(path: Path) -> bool:
 def _pragma(connection: sqlite3.Connection, name: str) -> int:
     value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
     return value
+
+
+def _execute_script(connection: sqlite3.Cursor, script: str) -> None:
+    """Runs a script inside the open transaction; `executescript` would commit it first."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            connection.execute(statement)
+            statement = ""

@@ -71,12 +71,6 @@ def write_lease(db: sqlite3.Cursor, row: HeadRow) -> None:
     db.execute(Q.write_lease, (epoch, holder, until, removed, row_check(*row), number))
 
 
-def put_meta(db: sqlite3.Cursor, id_: str, secret_key: bytes) -> None:
-    """Gives a new store its id and its key."""
-    for key, value in (("id", id_.encode()), ("secret_key", secret_key)):
-        db.execute(Q.put_meta, (key, value, row_check(key, value)))
-
-
 def require_head(db: sqlite3.Cursor, run: str) -> HeadRow:
     found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
     if found is None or found[9]:

@@ -1,4 +1,4 @@
-"""A store in a SQLite database, and the embedded default: one file in WAL mode, shared by threads and processes.
+"""The embedded default: one SQLite file in WAL mode, shared by threads and processes.
 
 Owns the reads and writes of each transaction. Knows no event types.
 """
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -21,13 +21,12 @@ from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store import records
 from killick.store.liveness import Holders
-from killick.store.notify import Listener, Notifier
+from killick.store.notify import Notifier
 from killick.store.protocol import lease_clock_us
 from killick.store.sql.reads import LOG, SqlReads
 from killick.store.sql.rows import head_of, snapshot_of
 from killick.store.sqlite import listing, search_terms
 from killick.store.sqlite.conditions import conditions
-from killick.store.sqlite.database import Database
 from killick.store.sqlite.due import DueQuery, due, soonest_us
 from killick.store.sqlite.file import SqliteFile
 from killick.store.sqlite.inspect import damaged_pieces, inspect, misplaced, short
@@ -37,7 +36,6 @@ from killick.store.sqlite.rows import (
     HeadRow,
     Q,
     number_of,
-    put_meta,
     require_head,
     require_number,
     run_row,
@@ -48,19 +46,43 @@ from killick.store.sqlite.rows import (
 from killick.store.sqlite.transaction import SqliteTransaction, join, transaction
 from killick.store.sqlite.writes import RunsToNotify, Writes, bare
 
-_DERIVED: Final = ("uses", "runs", "tags", "snapshots", "quarantine", "outbox")
-"""What a run has in other tables that can be rebuilt, by the names of the queries."""
 
+class SqliteStore(SqlReads):
+    """A store in one file. Several processes may open the same file at once.
 
-class Tables(SqlReads):
-    """A store in the tables of a SQLite database."""
+    path          the path of the file
+    durability    "power": a commit survives a power failure; "process": only the end of the process
+    busy_seconds  how long to wait for the write lock
+    create        whether to create a missing file
+    accept_loss   open a file whose write-ahead log is missing, without the commits that were in it
+    read_only     write nothing; for a file that no process writes meanwhile
+    """
 
-    def __init__(self, database: Database, holders: Holders, notifier: Listener, writes: Writes, clock: Clock) -> None:
-        self._database, self._holders, self._notifier = database, holders, notifier
-        self._writes, self._clock = writes, clock
-        self._lane = 0  # of the run that this process claimed last
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        durability: records.Durability = "power",
+        busy_seconds: float = 60.0,
+        create: bool = True,
+        accept_loss: bool = False,
+        read_only: bool = False,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        ids = ids or RandomIds()
+
+        def setup(writer: sqlite3.Cursor) -> None:
+            for key, value in (("id", ids.new("store").encode()), ("secret_key", ids.key())):
+                writer.execute(Q.put_meta, (key, value, records.row_check(key, value)))
+
+        self._file = SqliteFile(
+            Path(path), durability=durability, busy_seconds=busy_seconds, create=create, setup=setup,
+            accept_loss=accept_loss, read_only=read_only,
+        )  # fmt: skip
         try:
-            with database.reading() as db:
+            with self._file.reading() as db:
                 meta = {
                     key: value
                     for key, value, checksum in db.execute(Q.meta)
@@ -69,14 +91,18 @@ class Tables(SqlReads):
             if meta.keys() != {"id", "secret_key"}:
                 raise StoreBroken(self.place, "its own id or key is damaged")
         except BaseException:
-            database.close()
+            self._file.close()
             raise
         self.id: str = meta["id"].decode()
         self.secret_key: bytes = meta["secret_key"]
+        self._holders = Holders(self._file.path)
+        self._notifier = Notifier(self._file.path, detector=self._file.commit_detector)
+        self._lane = 0  # of the run that this process claimed last
+        self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
 
     @property
     def place(self) -> str:
-        return self._database.place
+        return self._file.place
 
     @property
     def proves_life(self) -> bool:
@@ -90,7 +116,7 @@ class Tables(SqlReads):
 
     def _found(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         plain = [msgspec.json.encode(value).decode() if isinstance(value, list) else value for value in values]
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             return db.execute(getattr(Q, query), plain).fetchall()
 
     def _run_row(self, found: tuple[Any, ...]) -> records.RunRow:
@@ -99,21 +125,21 @@ class Tables(SqlReads):
     def close(self) -> None:
         self._notifier.close()
         self._holders.close()
-        self._database.close()
+        self._file.close()
 
     # the log ----------------------------------------------------------------------------------
 
     def append(self, items: Sequence[records.Append]) -> list[records.Head | LogError]:
         if (moves := bare(self._writes.seen, items)) is not None:
             try:
-                self._database.write(moves, Q.append_events, Q.put_event)
+                self._file.write(moves, Q.append_events, Q.put_event)
             except sqlite3.IntegrityError:
                 pass  # some head is not as it was seen any more: nothing is written, and each is looked at
             else:
                 self._writes.seen.update([(moved.head[1], moved.head) for moved in moves])
                 return [head_of(moved.head) for moved in moves]
         to_notify = RunsToNotify()
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             heads = [self._writes.append(db, item, to_notify) for item in items]
         self._notifier.notify(to_notify)
         return heads
@@ -121,7 +147,7 @@ class Tables(SqlReads):
     def read(
         self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
     ) -> list[records.Row]:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             number = number_of(db, run)
             if number is None:
                 return []
@@ -131,7 +157,7 @@ class Tables(SqlReads):
             return [records.Row(*row) for row in rows.fetchall()]
 
     def opening(self, run: str, *, fold: int) -> records.Opening | None:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             # Both statements read the same database snapshot.
             db.execute("BEGIN")
             found = db.execute(Q.opening, (fold, run)).fetchone()
@@ -147,15 +173,23 @@ class Tables(SqlReads):
         snapshot = None if found[11] is None else snapshot_of(found[11:])
         return records.Opening(head=head_of(found[:10]), quarantined=found[10], snapshot=snapshot, rows=rows)
 
+    # transactions of others -------------------------------------------------------------------
+
+    def transaction(self) -> AbstractContextManager[SqliteTransaction]:
+        return transaction(self._file, self._writes, self._notifier.notify)
+
+    def join(self, connection: Any) -> SqliteTransaction:
+        return join(connection, self._file, self._writes)
+
     # values -----------------------------------------------------------------------------------
 
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             found = (db.execute(Q.piece, (hash_,)).fetchone() for hash_ in hashes)
             return {row[0]: Blob(*row) for row in found if row is not None}
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[2] != at:
                 return False
@@ -166,7 +200,7 @@ class Tables(SqlReads):
             return True
 
     def sweep(self, *, limit: int = records.READ_LIMIT) -> int:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             search_terms.sweep(db)
             db.execute(Q.sweep_full, (self.now_us(),))
             return db.execute(Q.sweep, (limit,)).rowcount
@@ -174,7 +208,7 @@ class Tables(SqlReads):
     # snapshots --------------------------------------------------------------------------------
 
     def forget_snapshots(self, run: str) -> None:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             number = require_number(db, run)
             db.execute(Q.drop_snapshots, (number,))
             db.execute(Q.drop_snapshot_uses, (number,))
@@ -182,17 +216,17 @@ class Tables(SqlReads):
     # search terms -----------------------------------------------------------------------------
 
     def index_terms(self, items: Sequence[records.TermBatch]) -> None:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             search_terms.index_terms(db, items)
 
     def search(self, query: records.IndexQuery) -> list[records.TermPosition]:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             return list(islice(search_terms.search(db, query), query.limit))
 
     # leases -----------------------------------------------------------------------------------
 
     def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> records.Head:
-        with self._database.leasing() as db:
+        with self._file.leasing() as db:
             found = require_head(db, run)
             self._holders.lock(holder)
             if found[4] != handed and self._is_held(found[7], found[8]):
@@ -210,11 +244,11 @@ class Tables(SqlReads):
         room: Mapping[str, int] | None = None,
     ) -> list[records.Claimed]:
         query, room = self._due_query(now_us, agents, room or {}, self._lane), dict(room or {})
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             if not due(db, query, min(limit, 1)):
                 return []
         taken = list[records.Claimed]()
-        with self._database.leasing() as db:
+        with self._file.leasing() as db:
             self._holders.lock(holder)
             while some := due(db, query, limit - len(taken)):
                 for row, _, found in some:
@@ -243,7 +277,7 @@ class Tables(SqlReads):
         return DueQuery(now_us, self.now_us(), cache(self._holders.lives), names, barred, lane)
 
     def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             until = self._writes.until_us(seconds)
             held: list[HeadRow] = db.execute(Q.held, (holder, self.now_us())).fetchall()
             renewed = [with_lease(head, holder, until) for head in held if head[1] in runs]
@@ -253,14 +287,11 @@ class Tables(SqlReads):
             return {head[1]: head[4] for head in renewed}
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
-        with self._database.leasing() as db:
+        with self._file.leasing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
                 return
-            if left:
-                write_lease(db, with_lease(found, found[7], 0))
-            else:
-                self._writes.free(db, found)
+            write_lease(db, with_lease(found, found[7], 0) if left else with_lease(found, None, None))
             row = run_row(db, found[0])
         if left or (row is not None and row.wake_at_us is not None and row.status not in records.ENDED):
             self._notifier.notify([run])
@@ -275,7 +306,7 @@ class Tables(SqlReads):
         return self._holders.lives(holder)
 
     def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
-        with self._database.leasing() as db:
+        with self._file.leasing() as db:
             now_us = self.now_us()
             found = {each: db.execute(Q.full_at, (each.id,)).fetchone() for each in buckets}
             taken = {each.id: each.taken(row and row[0], now_us) for each, row in found.items()}
@@ -288,7 +319,7 @@ class Tables(SqlReads):
 
     def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | LogError]:
         to_notify = RunsToNotify()
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             delivered = [self._writes.deliver(db, delivery, to_notify) for delivery in deliveries]
         self._notifier.notify(to_notify)
         return delivered
@@ -296,32 +327,32 @@ class Tables(SqlReads):
     # finding ----------------------------------------------------------------------------------
 
     def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[2] != at:
                 return False
             number = found[0]
             counted: int = db.execute(Q.last_message, (number,)).fetchone()[0]
             db.execute(Q.drop_tags, (number,))
-            db.execute(Q.drop_runs, (number,))
+            db.execute(Q.drop_run, (number,))
             self._writes.put_index(db, number, index, delivered=counted)
         self._notifier.notify([run])
         return True
 
     def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             return listing.listed(db, query, before, limit)
 
     def counts(self, query: records.RunQuery) -> dict[str, int]:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             return listing.counted(db, query)
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             return [row for row, *_ in due(db, self._due_query(now_us, agents, {}), limit)]
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             return soonest_us(db, agents)
 
     def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
@@ -330,17 +361,17 @@ class Tables(SqlReads):
     # the outbox -------------------------------------------------------------------------------
 
     def outbox_end(self) -> int:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             return int(db.execute(Q.outbox_end).fetchone()[0])
 
     def trim_outbox(self, up_to: int) -> int:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             return db.execute(Q.trim_outbox, (up_to,)).rowcount
 
     # maintenance ------------------------------------------------------------------------------
 
     def quarantine(self, run: str, reason: str | None) -> None:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             number = require_number(db, run)
             if reason is None:
                 db.execute(Q.drop_quarantine, (number,))
@@ -350,7 +381,7 @@ class Tables(SqlReads):
             self._notifier.notify([run])
 
     def repair(self, head: records.Head, *, keep: int, rows: Sequence[records.Row]) -> None:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (head.run,)).fetchone()
             if found is not None and min([head.seq, *(row.seq for row in rows)]) <= found[2]:
                 raise StoreError(f"{head.run}: a repair moves the head forward, {found[2]} to {head.seq} does not")
@@ -369,75 +400,51 @@ class Tables(SqlReads):
             search_terms.forget(db, [number])
 
     def remove(self, run: str) -> None:
-        with self._database.writing() as db:
+        with self._file.writing() as db:
             found = require_head(db, run)
             if db.execute(Q.has_fork, (run,)).fetchone():
                 raise StoreError(f"{run}: a fork depends on it; remove the fork first")
             number = found[0]
             first = number << SEQ_BITS
             db.execute(Q.drop_events, (first, first + SEQ_MAX))
-            for table in (*_DERIVED, "messages"):
-                db.execute(getattr(Q, f"drop_{table}"), (number,))
+            for drop in (
+                Q.drop_tags,
+                Q.drop_uses,
+                Q.drop_snapshots,
+                Q.drop_messages,
+                Q.drop_run,
+                Q.drop_quarantine,
+                Q.drop_outbox,
+            ):
+                db.execute(drop, (number,))
             write_lease(db, (*found[:7], None, None, 1))
 
+    def purge(self) -> bool:
+        return self._file.truncate_wal()
+
     def inspect(self, *, heal: bool = False) -> list[records.Problem]:
-        with self._database.reading() as db:
+        with self._file.reading() as db:
             found = list(inspect(db, heal=heal))
             damaged = damaged_pieces(db)
         for hashes, healed in zip(damaged, (False, heal), strict=True):
             what = "value {} does not match its hash"
             found += [records.Problem(where="pieces", what=what.format(short(h)), healed=healed) for h in hashes]
         if any(problem.healed for problem in found):
-            with self._database.writing() as db:
+            with self._file.writing() as db:
                 names = {row[0]: row[1] for row in db.execute(Q.all_heads)}
                 search_terms.forget(db, list(search_terms.damaged(db, names)))
                 db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
                 db.executemany(Q.set_lane, misplaced(db))
-                for table in _DERIVED:
-                    db.execute(getattr(Q, f"clear_{table}"))
+                for clear in (
+                    Q.clear_uses,
+                    Q.clear_runs,
+                    Q.clear_tags,
+                    Q.clear_snapshots,
+                    Q.clear_quarantine,
+                    Q.clear_outbox,
+                ):
+                    db.execute(clear)
         return found
-
-
-class SqliteStore(Tables):
-    """A store in one file. Several processes may open the same file at once.
-
-    path          the path of the file
-    durability    "power": a commit survives a power failure; "process": only the end of the process
-    busy_seconds  how long to wait for the write lock
-    create        whether to create a missing file
-    accept_loss   open a file whose write-ahead log is missing, without the commits that were in it
-    read_only     write nothing; for a file that no process writes meanwhile
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        durability: records.Durability = "power",
-        busy_seconds: float = 60.0,
-        create: bool = True,
-        accept_loss: bool = False,
-        read_only: bool = False,
-        clock: Clock | None = None,
-        ids: Ids | None = None,
-    ) -> None:
-        clock, ids = clock or SystemClock(), ids or RandomIds()
-        self._file = file = SqliteFile(
-            Path(path), durability=durability, busy_seconds=busy_seconds, create=create,
-            setup=lambda db: put_meta(db, ids.new("store"), ids.key()), accept_loss=accept_loss, read_only=read_only,
-        )  # fmt: skip
-        holders = Holders(file.path)
-        notifier = Notifier(file.path, detector=file.commit_detector)
-        super().__init__(file, holders, notifier, Writes(file.place, holders=holders, clock=clock), clock)
-
-    def transaction(self) -> AbstractContextManager[SqliteTransaction]:
-        return transaction(self._file, self._writes, self._notifier.notify)
-
-    def join(self, connection: Any) -> SqliteTransaction:
-        return join(connection, self._file, self._writes)
-
-    def purge(self) -> bool:
-        return self._file.truncate_wal()
 
     def conditions(self) -> list[records.Condition]:
         return conditions(self._file)

@@ -69,12 +69,6 @@ class Writes:
         """Returns when a lease taken now ends."""
         return None if math.isinf(seconds) else lease_clock_us(self._clock) + round(seconds * 1_000_000)
 
-    def free(self, db: sqlite3.Cursor, head: HeadRow) -> HeadRow:
-        """Ends the lease of a run."""
-        freed = with_lease(head, None, None)
-        write_lease(db, freed)
-        return freed
-
     # appends ----------------------------------------------------------------------------------
 
     def append(self, db: sqlite3.Cursor, item: records.Append, to_notify: RunsToNotify) -> records.Head | LogError:
@@ -197,7 +191,8 @@ class Writes:
             to_notify.append(records.OUTBOX_CHANGED)
         if item.index is not None:
             if item.index.status in records.ENDED and head[7] is not None:
-                head = self.free(db, head)
+                head = with_lease(head, None, None)
+                write_lease(db, head)
             if self.put_index(db, number, item.index, delivered=None, new=item.create is not None) and head[7] is None:
                 to_notify.append(item.run)
         if item.snapshot is not None:

@@ -182,7 +182,7 @@ UPDATE runs SET lane = ? WHERE number = ?
 -- name: run_delivered
 UPDATE runs SET delivered = ?, delivered_checksum = ?, wake_at_us = ? WHERE number = ?
 
--- name: drop_runs
+-- name: drop_run
 DELETE FROM runs WHERE number = ?
 
 -- name: put_tag
