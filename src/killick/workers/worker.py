@@ -148,7 +148,8 @@ class Worker:
             self._runtime.engine.slots -= self._concurrency
             for task in (pending := [*self._attending.values(), *self._resting]):
                 task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+            if pending:  # gather makes a loop where none runs, as when this coroutine is closed after its loop
+                await asyncio.gather(*pending, return_exceptions=True)
             log_transition("stopped", worker=self.name)
 
     def drain(self) -> None:
