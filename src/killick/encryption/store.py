@@ -101,7 +101,7 @@ class DecryptingStore:
             case Opening():
                 return replace(found, rows=self._in_clear(found.rows))
             case list():
-                return [self._in_clear(each) for each in found]
+                return [self._in_clear(each) for each in cast("list[object]", found)]
             case dict():
                 return {digest: self._in_clear(piece) for digest, piece in cast("dict[bytes, Any]", found).items()}
             case _:

@@ -77,8 +77,8 @@ class _Sums:
     """The sums of a request's parts."""
 
     def __init__(self, pieces: Iterable[Piece] = ()) -> None:
-        self.kinds = dict.fromkeys(KINDS, 0)
-        self.counts = dict.fromkeys(KINDS, 0)
+        self.kinds: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self.counts: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.saves = 0
         for piece in pieces:
             self.add(piece)
@@ -130,8 +130,8 @@ class UsageTracker:
         whole = _Sums(self._schemas[1])
         if system:
             whole.add(Piece("system", self._system[1]))
-        kinds = {kind: tokens + self._sums.kinds[kind] for kind, tokens in whole.kinds.items()}
-        counts = {kind: count + self._sums.counts[kind] for kind, count in whole.counts.items()}
+        kinds: dict[Kind, int] = {kind: tokens + self._sums.kinds[kind] for kind, tokens in whole.kinds.items()}
+        counts: dict[Kind, int] = {kind: count + self._sums.counts[kind] for kind, count in whole.counts.items()}
         tokens = sum(kinds.values())
         return RequestUsage(len(given), tokens, tokens + self._sums.saves + whole.saves, kinds, counts)
 
