@@ -17,6 +17,7 @@ from killick.history.search.terms import TermQuery, term, value_wanted
 from killick.log import Entry, Log
 from killick.model.events import DecisionMade, RunStarted
 from killick.store import SqliteStore
+from killick.store.records import IndexQuery
 
 RUNS: Final = 10_000
 STEPS: Final = 3
@@ -52,7 +53,7 @@ def measure(folder: Path) -> Iterator[Measure]:
             assert len(find.calls("send_email", where={"to": asked})) == 1
 
         def scan() -> None:
-            assert len(Scan(log, groups).marked(groups)) == 1
+            assert len(Scan(log, groups).marked(IndexQuery(groups))) == 1
 
         asking = median(seconds(ask) for _ in range(LOOKS))
         scanning = seconds(scan)
