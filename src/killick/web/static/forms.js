@@ -231,6 +231,7 @@ async function submit(form, submitter) {
   const buttons = [...form.querySelectorAll("button:not([disabled])")];
   for (const button of buttons) button.disabled = true;
   form.setAttribute("aria-busy", "true");
+  const shown = document.querySelectorAll("[data-wait]").length; // counted first: answered questions leave the page
   const { ok, doc } = await post(form.dataset.post, json, form);
   const failed = [];
   let answered = 1;
@@ -253,7 +254,7 @@ async function submit(form, submitter) {
   if (form.closest("[data-wait]")) {
     // The question is about to leave the page, so the result is shown in a toast.
     document.activeElement?.blur();
-    const left = document.querySelectorAll("[data-wait]").length - answered;
+    const left = shown - answered;
     toast(`${said}${said.endsWith(".") ? "" : "."} ${left > 0 ? `${left} left on this page.` : "Nothing is left."}`);
   }
   form.dispatchEvent(new CustomEvent("killick:sent", { bubbles: true, detail: doc }));
