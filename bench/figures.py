@@ -93,7 +93,7 @@ class Results:
 
 
 README: Final = """\
-| {machine} | Killick | DBOS 3.3 | LangGraph 1.2 with SqliteSaver |
+| {machine} | Killick | DBOS 3.4 | LangGraph 1.2 with SqliteSaver |
 |---|---|---|---|
 | durable steps a second, one run | {one}; {one_pg} on PostgreSQL | {one_dbos}; {one_wal} with its file set to WAL; \
 {one_pg_dbos} on PostgreSQL | {one_langgraph} |
@@ -109,7 +109,7 @@ COMPARISON: Final = """\
 |---|---|---|---|---|
 | durable steps/s of one run (device flushes a step) | {one} on SQLite, {one_pg} on PostgreSQL (1; 2 when the next \
 step does not follow at once) | {one_dbos} on SQLite as it comes ({flushes_dbos}), {one_wal} with WAL ({flushes_wal}), \
-{one_pg_dbos} on PostgreSQL (1) | {one_langgraph} on SQLite ({flushes_langgraph}) | 493 (2), measured by hand |
+{one_pg_dbos} on PostgreSQL (1) | {one_langgraph} on SQLite ({flushes_langgraph}) | 493 (2), measured by hand on arm64 |
 | steps/s of 50 runs at once | {many}; {many_pg} on PostgreSQL | {many_dbos}; {many_wal} with WAL; {many_pg_dbos} on \
 PostgreSQL | not measured | not measured |
 | resuming after a kill at step 1,000 | {recover} ms | {recover_dbos} ms, of which its queue waits {recover_queue} | \

@@ -32,7 +32,7 @@ PAGES: Final[dict[str, str]] = {
     "a page far down": "/runs?cursor=5000",
     "a search that finds few": "/runs?q=-099",
     "a search that finds nothing": "/runs?q=nobody",
-    "counts": "/api/v1/counts",
+    "one run with the counts of all": "/api/v1/runs?limit=1",
     "the inbox": "/inbox",
     "the overview of a day": "/overview",
     "the overview of 28 days": "/overview?period=28d",
