@@ -50,7 +50,7 @@ TOPICS: Final = {
     "client": Topic(
         "Client",
         "Open a store, start runs, read them, and act on them. Every method of `Client` is awaited on `AsyncClient`, "
-        "except `worker`, `host`, `asgi`, `as_sync` and `as_async`.",
+        "except `worker`, `host`, `as_sync` and `as_async`.",
         "running.md",
         {
             "killick": "open open_async Client AsyncClient Handle AsyncHandle RunInfo Wait State",
@@ -108,6 +108,12 @@ TOPICS: Final = {
             "killick.store.protocol": "Store~",
         },
     ),
+    "web": Topic(
+        "The web app",
+        "The dashboard and the HTTP API as an ASGI app: `killick.web`. Needs the extra `web`.",
+        "serving.md",
+        {"killick.web": "asgi Limits!", "killick.workers.tokens": "Person!"},
+    ),
 }
 
 FRAMEWORKS: Final = {
@@ -155,7 +161,6 @@ GUIDES: Final = {
         "Client.inbox Client.send Client.say",
         "proof.md": "Client.store.seal Client.store.prove",
         "replaying.md": "replay Replayed Client.replay",
-        "serving.md": "Client.asgi",
         "showing.md": "Client.diff",
         "state-machine.md": "machine Next WaitFor Done",
         "state.md": "State Client.state",

@@ -131,6 +131,9 @@ def _imports(module: Module, *, typing: bool) -> Iterator[Import]:
             for alias in node.names:
                 target = f"{source}.{alias.name}"
                 yield Import(node.lineno, alias.asname or alias.name, target, target)
+        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "import_module":
+            for name in (arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)):
+                yield Import(node.lineno, str(name), str(name), str(name))
 
 
 @cache

@@ -38,11 +38,12 @@ LAYERS: Final = {
     "client": 10,
     "check": 11,
     "presenting": 12,
-    "cli": 13, "web": 13, "adapters": 13, "testing": 13,
+    "web": 13, "adapters": 13, "testing": 13,
+    "cli": 14,
 }  # fmt: skip
 """Which layer each part of the package belongs to; a part imports its own layer and those below."""
 
-DOOR: Final = 14
+DOOR: Final = 15
 """Where `killick/__init__.py` stands: above everything, so that nothing inside goes out through it."""
 
 SURFACES: Final = frozenset(part for part, layer in LAYERS.items() if layer == 13)
@@ -535,7 +536,7 @@ BROKEN: Final[list[tuple[Rule, str, str, int]]] = [
     (upward_imports, "src/killick/store/a.py", "try:\n    import killick.log\nexcept ImportError: ...", 2),
     (upward_imports, "src/killick/engine/a.py", "from killick import Run", 1),
     (upward_imports, "src/killick/stuff.py", "import json", 1),
-    (tangled_surfaces, "src/killick/cli/a.py", "import killick.web.pages", 1),
+    (tangled_surfaces, "src/killick/web/a.py", "import killick.adapters.mcp", 1),
     (leaning_parts, "src/killick/window/a.py", "\nfrom killick.engine import execution", 2),
     (leaning_parts, "src/killick/workspace/a.py", "from killick.engine.effects.fork import cut", 1),
     (impure_model, "src/killick/model/a.py", "import os", 1),

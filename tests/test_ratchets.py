@@ -20,10 +20,10 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 8601, "agents": 1097, "archive": 1121, "audit": 1218, "check": 3026, "cli": 6976, "client": 2258,
+    "adapters": 8601, "agents": 1097, "archive": 1121, "audit": 1218, "check": 3026, "cli": 6973, "client": 2238,
     "contracts": 2566, "definitions": 1815, "encryption": 576, "engine": 12682, "history": 5550, "llm": 1099,
     "log": 2722, "model": 5026, "presenting": 3629, "replay": 697, "store": 7607, "testing": 979, "top": 2102,
-    "web": 7377, "window": 2219, "workers": 3220, "workspace": 4574,
+    "web": 7391, "window": 2219, "workers": 3220, "workspace": 4574,
 }  # fmt: skip
 """Lines of Python by package."""
 
@@ -104,15 +104,17 @@ def test_import_circles_only_shrink(house: House) -> None:
     assert sizes == CIRCLES, f"the circles are now\n{told}\nuntie what is new, or lower CIRCLES"
 
 
-def test_a_circle_through_typing_or_a_function_is_found() -> None:
+def test_a_circle_through_typing_a_function_or_a_name_is_found() -> None:
     files = {
         "killick.a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from killick.b import B",
         "killick.b": "def f():\n    from killick import c",
         "killick.c": "import killick.a",
         "killick.d": "from killick.a import A",
+        "killick.e": "import importlib\nimportlib.import_module('killick.f')",
+        "killick.f": "from killick.e import E",
     }
     made = [Module(name, f"src/{name}.py", ast.parse(text), False) for name, text in files.items()]
-    assert circles(made) == [["killick.a", "killick.b", "killick.c"]]
+    assert circles(made) == [["killick.a", "killick.b", "killick.c"], ["killick.e", "killick.f"]]
 
 
 # sizes --------------------------------------------------------------------------------------------

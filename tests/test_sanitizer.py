@@ -17,6 +17,7 @@ from claims import call, move_in
 from killick.cli.main import main
 from killick.errors import ValueRefused
 from killick.sanitizer import visible, visible_line
+from killick.web import asgi
 
 Capture = pytest.CaptureFixture[str]
 EVIL: Final = "Pay 90000 to mallory\x1b[2K\x1b[100D  Pay 5 to ann?\x9b2K\u202eevil\u200b\u2066\ufeff\U000e0041"
@@ -98,7 +99,7 @@ def test_the_approver_sees_the_escapes_of_a_prompt(capsys: Capture) -> None:
 def test_the_pages_show_the_escapes_of_a_prompt() -> None:
     with (
         killick.open("killick.db") as kd,
-        TestClient(kd.asgi(identify=lambda request: ("mia", "operator")), base_url="http://localhost") as web,
+        TestClient(asgi(kd, identify=lambda request: ("mia", "operator")), base_url="http://localhost") as web,
     ):
         for path in ("/inbox", "/runs/r"):
             page = web.get(path).text

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 import killick
 from killick.errors import DeclarationRefused
+from killick.web.app import asgi
 from killick.workers.answer_links import links
 from killick.workers.hooks import HookEvent, ensure
 from web import desk as at
@@ -89,7 +90,7 @@ def test_the_page_shows_the_question_and_nothing_else_and_changes_nothing(office
 
 def test_a_link_opens_nothing_but_its_question(office: Desk, sent: Collected, tmp_path: Path) -> None:
     link = sent.link(claim(office), "mia")
-    app = office.kd.asgi()  # by tokens
+    app = asgi(office.kd)  # by tokens
     with TestClient(app) as web:
         assert web.get("/api/v1/answer", params={"link": link}).status_code == 200
         for path in ("/api/v1/inbox", "/api/v1/runs/claim", "/api/v1/inbox/claim:1"):
@@ -335,4 +336,4 @@ def test_a_server_says_at_once_that_its_links_cannot_work(
 ) -> None:
     environment.setenv(name, value)
     with pytest.raises(DeclarationRefused, match=said):
-        office.kd.asgi()
+        asgi(office.kd)

@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import killick
+from killick.web import asgi
 from killick.workers.metrics import MEDIA
 from killick.workers.tokens import Person
 
@@ -20,7 +21,7 @@ async def visitor(run: killick.Run, name: str) -> None:
 @pytest.mark.parametrize("path", ["/metrics", "/api/v1/metrics"])
 def test_the_meters_are_shown_as_text(tmp_path: Path, path: str) -> None:
     with killick.open(tmp_path / "killick.db") as kd:
-        app = kd.asgi(lambda request: Person("pam"))
+        app = asgi(kd, lambda request: Person("pam"))
         with pytest.raises(killick.RunWaiting):
             kd.run(visitor, "ann", id="visit-of-ann")
         shown = TestClient(app).get(path)
@@ -35,6 +36,6 @@ def test_the_meters_are_shown_as_text(tmp_path: Path, path: str) -> None:
 
 def test_who_may_not_look_is_shown_nothing(tmp_path: Path) -> None:
     with killick.open(tmp_path / "killick.db") as kd:
-        refused = TestClient(kd.asgi(lambda request: None)).get("/metrics")
+        refused = TestClient(asgi(kd, lambda request: None)).get("/metrics")
     assert refused.status_code == 401
     assert "killick_store" not in refused.text

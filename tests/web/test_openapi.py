@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 import killick
 from killick.web.addresses import API
-from killick.web.app import ROUTES
+from killick.web.app import ROUTES, asgi
 from killick.web.openapi import openapi
 from killick.web.routes import Nothing, Route
 
@@ -96,7 +96,7 @@ def test_parameters_are_never_null() -> None:
 def test_it_is_served_as_json_and_as_a_page(root: str) -> None:
     async def story() -> None:
         with killick.open("memory:") as kd:
-            app = kd.asgi(identify=lambda _: ("ada", "viewer"))
+            app = asgi(kd, identify=lambda _: ("ada", "viewer"))
             transport = httpx.ASGITransport(app, root_path=root)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
                 document = (await http.get(f"{root}/api/v1/openapi.json")).json()

@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
 
 import killick
 from killick.web.addresses import API
-from killick.web.app import ROUTES
+from killick.web.app import ROUTES, asgi
 from killick.web.openapi import openapi
 
 pytestmark = pytest.mark.slow
@@ -102,7 +102,7 @@ def client() -> Iterator[killick.Client]:
 
 @pytest.fixture(scope="module")
 def schema(client: killick.Client) -> Any:
-    app = client.asgi(identify=lambda _: ("ada", "admin"), webhooks={"orders": "a secret that is long"})
+    app = asgi(client, identify=lambda _: ("ada", "admin"), webhooks={"orders": "a secret that is long"})
     made = schemathesis.openapi.from_dict(openapi(ROUTES))
     made.app = app
     return made

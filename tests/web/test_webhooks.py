@@ -21,6 +21,7 @@ import killick
 from killick.errors import DeclarationRefused
 from killick.store import MemoryStore
 from killick.triggers import TRIGGERS
+from killick.web import asgi
 from killick.web import webhooks as receiving
 from killick.web.addresses import Paths
 from killick.web.app_context import AppContext
@@ -160,7 +161,7 @@ def test_one_signed_webhook_counts_for_one_address(desk: Desk) -> None:
 def test_a_secret_that_can_be_guessed_is_refused(desk: Desk) -> None:
     for secret in ("x", ("long-enough-to-keep", "short")):
         with pytest.raises(killick.errors.DeclarationRefused, match="fewer than 16"):
-            desk.client.asgi(webhooks={"orders": secret})
+            asgi(desk.client, webhooks={"orders": secret})
 
 
 def test_a_webhook_for_a_run_is_the_message_that_it_waits_for(desk: Desk) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from killick.blocking import Awaits, Blocks, InThread, OnLoop
@@ -170,25 +169,6 @@ class AnyClient(Operations):
         waits.refuse_own(run)
         rules = read_contract(contract) if isinstance(contract, str | os.PathLike) else contract
         return ExternalSession(self.runtime.external, run, agent=agent, contract=rules, tags=tags)
-
-    def asgi(
-        self,
-        identify: Callable[[Any], Any] | None = None,
-        *,
-        redact: Sequence[str] = (),
-        webhooks: Mapping[str, str | Sequence[str]] | None = None,
-        **options: Any,
-    ) -> Any:
-        """Returns the dashboard and the HTTP API of this client as an ASGI app.
-
-        identify  a function from a request to a `Person`, or to None for an unknown caller. Without it, each
-                  caller needs a token made by `killick token create`
-        redact    the names of fields whose values are never shown
-        webhooks  the secrets of incoming webhooks, by the name of the event that each becomes
-        options   further options of the app; see docs/serving.md
-        """
-        bridge = importlib.import_module("killick.web.app")
-        return bridge.asgi(self.as_sync(), identify=identify, redact=redact, webhooks=webhooks, **options)
 
     # reading ----------------------------------------------------------------------------------
 

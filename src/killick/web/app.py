@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from mimetypes import guess_type
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from anyio.to_thread import current_default_thread_limiter
 from starlette.applications import Starlette
@@ -54,7 +54,7 @@ from killick.web.routes import routes_of
 from killick.workers import answer_links, metrics
 
 if TYPE_CHECKING:
-    from killick.client.client import Client
+    from killick.client.client import AsyncClient, Client
 
 THREADS: Final = 4
 """In how many threads requests are answered, where the loop is the app's own."""
@@ -70,15 +70,24 @@ _WORDS: Final = words_of(route.gives for route in ROUTES)
 
 
 def asgi(
-    client: Client,
-    *,
-    access: Access | None = None,
+    client: Client | AsyncClient,
     identify: Identify | None = None,
+    *,
     redact: Sequence[str] = (),
-    webhooks: Mapping[str, Any] | None = None,
+    webhooks: Mapping[str, str | Sequence[str]] | None = None,
     limits: Limits | None = None,
+    access: Access | None = None,
 ) -> Guard:
-    """The dashboard and the API over a client, to be served or mounted."""
+    """Returns the dashboard and the HTTP API over a client as an ASGI app, to be served or mounted.
+
+    identify  a function from a request to a `Person`, or to None for an unknown caller. Without it, each caller
+              needs a token made by `killick token create`
+    redact    the names of fields whose values are never shown
+    webhooks  the secrets of incoming webhooks, by the name of the event that each becomes
+    limits    the limits of requests
+    access    who may do what, in place of `identify`
+    """
+    client = client.as_sync()
     known = access or access_for(client, identify)
     context = AppContext(client, access=known, mask=Redaction(client, redact, spared=_WORDS), webhooks=webhooks)
     endpoints = Endpoints(context, once=IdempotencyKeys(client))

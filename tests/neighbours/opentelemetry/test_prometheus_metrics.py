@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import killick
 from killick.engine.observers import observe
+from killick.web import asgi
 from killick.workers.metrics import MEDIA, Metrics, prometheus_text
 from killick.workers.tokens import Person
 
@@ -117,8 +118,8 @@ def test_the_app_shows_them_to_who_may_look(kd: killick.Client) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(path)
 
-    anybody = kd.asgi(lambda request: Person("ann", "viewer"))
-    nobody = kd.asgi(lambda request: None)
+    anybody = asgi(kd, lambda request: Person("ann", "viewer"))
+    nobody = asgi(kd, lambda request: None)
     for path in ("/metrics", "/api/v1/metrics"):
         shown = asyncio.run(asked(anybody, path))
         assert shown.status_code == 200

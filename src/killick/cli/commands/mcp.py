@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
 
 from killick.cli.context import Shell, command
@@ -22,6 +20,6 @@ def mcp_command(shell: Shell, allow_writes: bool, name: str) -> None:
       claude mcp add killick -- killick mcp --store /srv/killick.db
     """
     shell.refuse_without("the MCP server", "mcp", "mcp")
-    # Another surface, which this one knows by name only.
-    made = importlib.import_module("killick.adapters.mcp_server")
-    made.server(shell.client, allow_writes=allow_writes, name=name).run()
+    from killick.adapters import mcp_server  # mcp is an extra
+
+    mcp_server.server(shell.client, allow_writes=allow_writes, name=name).run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -53,8 +52,8 @@ def serve_command(
     hidden = redact or tuple(shell.settings.get("redact", ()))
     options: dict[str, Any] = {"host": host, "port": port, "worker": worker, "redact": hidden, "host_names": host_names}
     options["webhooks"] = dict(map(_secret, webhooks))
-    # The web is another surface: this one knows it by name only.
-    server = importlib.import_module("killick.web.server")
+    from killick.web import server  # starlette and jinja2 are an extra
+
     options["ready"] = partial(_ready, shell, alone=server.is_loopback(host), named=options["webhooks"])
     options["renewed"] = partial(_renewed, shell)
     with LogPrinter(shell):
