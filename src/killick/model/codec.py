@@ -218,10 +218,7 @@ class _Refusal(Exception):
         super().__init__(reason)
         self.reason = reason
         self.way: list[tuple[str, object]] = []
-
-    def passed(self, step: str, obj: object) -> None:
-        """Adds one path step, from the inside out."""
-        self.way.append((step, obj))
+        """The steps of the path, from the inside out, each with the object that it leads to."""
 
     def named(self, at: str, root: object) -> ValueRefused:
         path, reason, seen = "", self.reason, set[int]()
@@ -277,10 +274,6 @@ def _moment(tag: str, iso: Callable[[Any], str]) -> _Lower:
     return lower
 
 
-def _timedelta(obj: timedelta, depth: int, how: _How) -> Plain:
-    return {"$timedelta": _int(obj // timedelta(microseconds=1), depth, how)}
-
-
 def _secret(obj: Secret, depth: int, how: _How) -> Plain:
     if obj.digest is not None:
         return {"$secret": obj.digest.hex()}
@@ -300,7 +293,7 @@ def _list(obj: Iterable[Any], depth: int, how: _How) -> list[Plain]:
         for item in obj:
             out.append(_LOWER[type(item)](item, depth + 1, how))
     except _Refusal as refusal:
-        refusal.passed(f"[{len(out)}]", item)
+        refusal.way.append((f"[{len(out)}]", item))
         raise
     return out
 
@@ -328,7 +321,7 @@ def _dict(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
         for key, item in obj.items():
             out[key] = _LOWER[type(item)](item, depth + 1, how)
     except _Refusal as refusal:
-        refusal.passed(step_of(key), item)
+        refusal.way.append((step_of(key), item))
         raise
     return out
 
@@ -346,7 +339,7 @@ def _map(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
             part = item
             pairs[_text(name)] = name, _LOWER[type(item)](item, depth + 1, how)
     except _Refusal as refusal:
-        refusal.passed("(key)" if part is key else step_of(key), part)
+        refusal.way.append(("(key)" if part is key else step_of(key), part))
         raise
     if len(pairs) < len(obj):
         raise _Refusal("has two keys that would be stored alike")
@@ -446,7 +439,7 @@ _BUILTIN: Final[dict[type, _Lower]] = {
     date: lambda obj, depth, how: {"$date": date.isoformat(obj)},
     time: _moment("$time", time.isoformat),
     datetime: _moment("$datetime", datetime.isoformat),
-    timedelta: _timedelta,
+    timedelta: lambda obj, depth, how: {"$timedelta": _int(obj // timedelta(microseconds=1), depth, how)},
     Secret: _secret,
     Erased: lambda obj, depth, how: {"$erased": obj.hash.hex()},
 }

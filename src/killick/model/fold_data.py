@@ -1,4 +1,4 @@
-"""The state that a fold keeps: facts and vectors of small records, with its queries and snapshots.
+"""The state that a fold keeps: facts and vectors of small records, with its queries.
 
 It keeps seqs, not values: each record names the event that holds its values, and readers load them on demand. So a
 snapshot of a long run shares almost everything with the previous one.
@@ -7,40 +7,30 @@ snapshot of a long run shares almost everything with the previous one.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
 from killick.model import events as e
-from killick.model.chunks import Blob, Fetch
 from killick.model.facts import OUT_OF_BAND, Facts, Step, StepStatus, intended_name
-from killick.model.vector import Saved, Vector, VectorFields
+from killick.model.vector import SavedFold, Vector, VectorFold
 
 _LIVE: Final = frozenset({"intended", "running"})
 _IDLE: Final = frozenset({"delayed", "waiting", "in_doubt"})
 _OVER: Final = frozenset({"done", "failed", "cancelled"})
 
 
-class _Root(msgspec.Struct):
-    """A stored snapshot."""
-
-    facts: Facts
-    vectors: dict[str, Saved]
-
-
-# Made here, in one thread: see killick.type_init.
-_read_root: Final = msgspec.json.Decoder(_Root).decode
-
-
-class FoldData(VectorFields):
+class FoldData(VectorFold):
     """The state of a timeline. Handlers change it, one event at a time."""
 
     VECTORS = MappingProxyType({
         "steps": Step, "tops": int, "decisions": int, "retried": int, "failures": int, "trace": int, "effects": int,
         "notes": int,
     })  # fmt: skip
+    FACTS, DECODER = Facts, msgspec.json.Decoder(SavedFold[Facts])
     __slots__ = ("decisions", "effects", "facts", "failures", "notes", "retried", "steps", "tops", "trace")
 
+    facts: Facts
     steps: Vector[Step]
     tops: Vector[int]
     decisions: Vector[int]
@@ -49,13 +39,6 @@ class FoldData(VectorFields):
     trace: Vector[int]
     effects: Vector[int]
     notes: Vector[int]
-
-    def __init__(
-        self, facts: Facts | None = None, saved: dict[str, Saved] | None = None, fetch: Fetch | None = None
-    ) -> None:
-        self.facts = facts or Facts()
-        if saved:
-            self.load_vectors(saved, fetch)
 
     # the fold ---------------------------------------------------------------------------------
 
@@ -129,18 +112,6 @@ class FoldData(VectorFields):
         """Returns a step by its id."""
         index = self.find(step)
         return None if index is None else self.steps[index]
-
-    # snapshots --------------------------------------------------------------------------------
-
-    def save(self, pieces: list[Blob]) -> bytes:
-        """Returns the root of a snapshot. Adds the chunks that earlier snapshots did not store to `pieces`."""
-        return msgspec.json.encode(_Root(self.facts, self.save_vectors(pieces)))
-
-    @classmethod
-    def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Self:
-        """Loads a snapshot. Its vectors are read lazily."""
-        saved = _read_root(root)
-        return cls(saved.facts, saved.vectors, fetch)
 
     # shared by handlers -----------------------------------------------------------------------
 

@@ -114,11 +114,6 @@ def _blocked(fold: FoldData, seq: int, event: e.Event) -> None:
     fold.facts.diverged = seq if isinstance(event, e.RunDiverged) else 0
 
 
-def _run_renewed(fold: FoldData, seq: int, event: e.RunRenewed) -> None:
-    fold.facts.renewed_as = event.run
-    fold.facts.ended, fold.facts.ended_as = seq, "completed"
-
-
 def _cancel_requested(fold: FoldData, seq: int, event: e.CancelRequested) -> None:
     if fold.facts.crashes is not None:
         # A person intervened: the quarantine ends, and the crash count restarts.
@@ -130,17 +125,14 @@ def _cancel_requested(fold: FoldData, seq: int, event: e.CancelRequested) -> Non
         fold.facts.ended, fold.facts.ended_as = seq, "cancelled"
 
 
-def _run_completed(fold: FoldData, seq: int, event: e.RunCompleted) -> None:
-    fold.facts.ended, fold.facts.ended_as = seq, "completed"
-
-
-def _run_failed(fold: FoldData, seq: int, event: e.RunFailed) -> None:
-    fold.facts.ended, fold.facts.ended_as = seq, "failed"
-    fold.failures.append(seq)
-
-
-def _run_cancelled(fold: FoldData, seq: int, event: e.RunCancelled) -> None:
-    fold.facts.ended, fold.facts.ended_as = seq, "cancelled"
+def _run_ended(fold: FoldData, seq: int, event: e.Event) -> None:
+    facts, kind = fold.facts, type(event)
+    facts.ended = seq
+    facts.ended_as = "failed" if kind is e.RunFailed else "cancelled" if kind is e.RunCancelled else "completed"
+    if kind is e.RunFailed:
+        fold.failures.append(seq)
+    elif isinstance(event, e.RunRenewed):
+        facts.renewed_as = event.run
 
 
 def _step_intended(fold: FoldData, seq: int, event: e.StepIntended) -> None:
@@ -181,11 +173,12 @@ def _step_delayed(fold: FoldData, seq: int, event: e.StepDelayed) -> None:
         fold.move(step, "delayed", event, seq)
 
 
-def _step_settled(fold: FoldData, seq: int, event: e.StepAdopted | e.StepOverridden) -> None:
-    step = fold.changing(event.step)
+def _step_done(
+    fold: FoldData, seq: int, event: e.StepAdopted | e.StepOverridden | e.ChildSpawned | e.MessageSent
+) -> None:
     if isinstance(event, e.StepAdopted):
         fold.facts.adopted.append(event.key)
-    if step is not None:
+    if (step := fold.changing(event.step)) is not None:
         step.output = seq
         fold.move(step, "done", event, seq)
 
@@ -285,20 +278,6 @@ def _wait_closed(fold: FoldData, seq: int, event: e.WaitClosed) -> None:
         fold.move(step, "in_doubt" if doubted else "intended", event, seq)
 
 
-def _child_spawned(fold: FoldData, seq: int, event: e.ChildSpawned) -> None:
-    step = fold.changing(event.step)
-    if step is not None:
-        step.output = seq
-        fold.move(step, "done", event, seq)
-
-
-def _message_sent(fold: FoldData, seq: int, event: e.MessageSent) -> None:
-    step = fold.changing(event.step)
-    if step is not None:
-        step.output = seq
-        fold.move(step, "done", event, seq)
-
-
 def _context_changed(fold: FoldData, seq: int, event: e.ContextChanged) -> None:
     facts = fold.facts
     facts.context_version = event.version
@@ -396,11 +375,6 @@ def _hook_failed(fold: FoldData, seq: int, event: system_events.HookFailed) -> N
         fold.facts.hook = Hook(hook.cursor, hook.set, event.position, event.attempt, event.retry_at)
 
 
-def _system_log(fold: FoldData, seq: int, event: e.Event) -> None:
-    # The seal log and the token log end after each entry, so that they are never due. Later entries are still appended.
-    fold.facts.ended, fold.facts.ended_as = seq, "completed"
-
-
 HANDLERS: Final[dict[type[e.Event], Callable[[FoldData, int, Any], None]]] = {
     e.RunStarted: _run_started,
     e.RunForked: _run_forked,
@@ -414,17 +388,17 @@ HANDLERS: Final[dict[type[e.Event], Callable[[FoldData, int, Any], None]]] = {
     e.RunDiverged: _blocked,
     e.RunRewound: _run_rewound,
     e.RunRepaired: _blocked,
-    e.RunRenewed: _run_renewed,
+    e.RunRenewed: _run_ended,
     e.CancelRequested: _cancel_requested,
-    e.RunCompleted: _run_completed,
-    e.RunFailed: _run_failed,
-    e.RunCancelled: _run_cancelled,
+    e.RunCompleted: _run_ended,
+    e.RunFailed: _run_ended,
+    e.RunCancelled: _run_ended,
     e.StepIntended: _step_intended,
     e.StepStarted: _step_started,
     e.StepEdited: _step_edited,
     e.StepDelayed: _step_delayed,
-    e.StepAdopted: _step_settled,
-    e.StepOverridden: _step_settled,
+    e.StepAdopted: _step_done,
+    e.StepOverridden: _step_done,
     e.StepEnded: _step_ended,
     e.AttemptStarted: _attempt_started,
     e.AttemptEnded: _attempt_ended,
@@ -433,8 +407,8 @@ HANDLERS: Final[dict[type[e.Event], Callable[[FoldData, int, Any], None]]] = {
     e.WaitOpened: _wait_opened,
     e.WaitVoted: _wait_voted,
     e.WaitClosed: _wait_closed,
-    e.ChildSpawned: _child_spawned,
-    e.MessageSent: _message_sent,
+    e.ChildSpawned: _step_done,
+    e.MessageSent: _step_done,
     e.ContextChanged: _context_changed,
     e.ContextRefused: _context_refused,
     e.ContractBound: _contract_bound,
@@ -451,9 +425,10 @@ HANDLERS: Final[dict[type[e.Event], Callable[[FoldData, int, Any], None]]] = {
     system_events.HookFailed: _hook_failed,
     system_events.HookDropped: _hook_moved,
     system_events.HookMoved: _hook_moved,
-    system_events.StoreSealed: _system_log,
-    system_events.TokenIssued: _system_log,
-    system_events.EntryKept: _system_log,
-    system_events.EntryDropped: _system_log,
-    system_events.TokenRevoked: _system_log,
+    # The logs of seals, tokens and entries end after each, so that they are never due. Later ones are still appended.
+    system_events.StoreSealed: _run_ended,
+    system_events.TokenIssued: _run_ended,
+    system_events.TokenRevoked: _run_ended,
+    system_events.EntryKept: _run_ended,
+    system_events.EntryDropped: _run_ended,
 }

@@ -13,9 +13,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from killick.model import events as e
-from killick.model.chunks import Blob, Fetch
 from killick.model.facts import PERMIT, PlainStep, intended_name
-from killick.model.vector import Saved, Vector, VectorFields
+from killick.model.vector import SavedFold, Vector, VectorFold
 from killick.type_init import ready
 
 EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone"]
@@ -137,33 +136,18 @@ class LedgerFacts(msgspec.Struct, omit_defaults=True):
     due_because: e.RestoredBecause = "rewound"
 
 
-class _Root(msgspec.Struct):
-    facts: LedgerFacts
-    effects: Saved
-    consumed: Saved
-    children: Saved
-    captures: Saved
-
-
-# Made here, in one thread: see killick.type_init.
-_read_root: Final = msgspec.json.Decoder(_Root).decode
-
-
-class Ledger(VectorFields):
+class Ledger(VectorFold):
     """All effects of a run on the world. Grows by `apply`, and never shrinks."""
 
     VECTORS = MappingProxyType({"effects": Effect, "consumed": Consumed, "children": Child, "captures": Capture})
+    FACTS, DECODER = LedgerFacts, msgspec.json.Decoder(SavedFold[LedgerFacts])
     __slots__ = ("captures", "children", "consumed", "effects", "facts")
 
+    facts: LedgerFacts
     effects: Vector[Effect]
     consumed: Vector[Consumed]
     children: Vector[Child]
     captures: Vector[Capture]
-
-    def __init__(self, saved: _Root | None = None, fetch: Fetch | None = None) -> None:
-        self.facts = saved.facts if saved else LedgerFacts()
-        if saved is not None:
-            self.load_vectors({name: getattr(saved, name) for name in self.VECTORS}, fetch)
 
     def apply(self, seq: int, event: e.Event) -> None:
         """Applies the next event of the log."""
@@ -225,15 +209,6 @@ class Ledger(VectorFields):
     def files_from(self, seq: int) -> e.Digest | None:
         """Returns the snapshot with which a fork from a seq starts: if none is that early, the first."""
         return self.files_at(seq) or (self.captures[0].root if len(self.captures) else None)
-
-    def save(self, pieces: list[Blob]) -> bytes:
-        """As `State.save`."""
-        return msgspec.json.encode(_Root(self.facts, **self.save_vectors(pieces)))
-
-    @classmethod
-    def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Ledger:
-        """As `State.load`."""
-        return cls(_read_root(root), fetch)
 
     def changing(self, key: str | None) -> Effect | None:
         index = self.facts.open.get(key or "")

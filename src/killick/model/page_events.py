@@ -6,8 +6,6 @@ from typing import Literal
 
 from killick.model.events import Event, StepId
 
-# the window ---------------------------------------------------------------------------------------
-
 EvictedBecause = Literal["pays", "budget", "duplicate"]
 FaultedHow = Literal["recalled", "reread"]
 PinnedBecause = Literal["fault", "asked"]

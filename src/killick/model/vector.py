@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar, overload
 
 import msgspec
 
@@ -19,6 +19,7 @@ from killick.model.hashing import value_hash
 from killick.type_init import ready
 
 T = TypeVar("T")
+F = TypeVar("F")
 
 BITS: Final = 5
 WIDTH: Final = 1 << BITS
@@ -189,12 +190,27 @@ class Vector(Sequence[T], Generic[T]):
         return node.saved
 
 
-class VectorFields:
-    """Has the vectors that `VECTORS` names as attributes, each made at its first use: most runs use few of them."""
+class SavedFold(msgspec.Struct, Generic[F]):
+    """A stored fold: its scalar facts, and the roots of its vectors."""
+
+    facts: F
+    vectors: dict[str, Saved]
+
+
+class VectorFold:
+    """Scalar facts, and the vectors that `VECTORS` names, each made at its first use: most runs use few of them."""
 
     __slots__ = ()
 
     VECTORS: ClassVar[Mapping[str, type[Any]]]
+    FACTS: ClassVar[type[Any]]
+    DECODER: ClassVar[msgspec.json.Decoder[SavedFold[Any]]]
+    """Decodes a stored fold. Each class makes it at import, in one thread: see `killick.type_init`."""
+
+    facts: Any
+
+    def __init__(self, facts: Any = None) -> None:
+        self.facts = facts or self.FACTS()
 
     if not TYPE_CHECKING:
 
@@ -205,9 +221,17 @@ class VectorFields:
             setattr(self, name, vector)
             return vector
 
-    def load_vectors(self, saved: Mapping[str, Saved], fetch: Fetch | None) -> None:
-        for name, of in self.VECTORS.items():
-            setattr(self, name, Vector(of, saved.get(name), fetch))
+    @classmethod
+    def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Self:
+        """Loads a snapshot. Its vectors are read lazily."""
+        saved = cls.DECODER.decode(root)
+        made = cls(saved.facts)
+        for name, of in cls.VECTORS.items():
+            setattr(made, name, Vector(of, saved.vectors.get(name), fetch))
+        return made
 
-    def save_vectors(self, pieces: list[Blob]) -> dict[str, Saved]:
-        return {name: getattr(self, name).save(pieces) for name in self.VECTORS}
+    def save(self, pieces: list[Blob]) -> bytes:
+        """Returns the root of a snapshot. Adds the chunks that earlier snapshots did not store to `pieces`."""
+        return msgspec.json.encode(
+            SavedFold(self.facts, {name: getattr(self, name).save(pieces) for name in self.VECTORS})
+        )

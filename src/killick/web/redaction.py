@@ -70,7 +70,7 @@ _NUMBER_CHARS: Final = 5
 """How long a number is at the least to be taken for a value, and not for a count or a place in a log."""
 
 
-_OURS: Final = words_of(get_args(event_codec.AnyEvent)) | frozenset(get_args(Status)) | frozenset(
+_OURS: Final = words_of(event_codec.KINDS.values()) | frozenset(get_args(Status)) | frozenset(
     {"arguments", "input", "output", "result", "failure", "prompt", "schema", "options", "verbs", "intention", "value",
      "comment", "choice", "question", "because", "progress", "changes", "body", "data", "event", "abandoned", "broken"}
 )  # fmt: skip
