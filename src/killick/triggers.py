@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeAlias, get_args
 
@@ -189,34 +189,8 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
         return (TAG, EVENT + self.spec.what) if self.spec.sort == "event" else (TAG,)
 
 
-class Triggers:
-    """The triggers declared in this process, by name. The last one declared under a name counts."""
-
-    def __init__(self) -> None:
-        self._triggers: dict[str, Trigger] = {}
-
-    def __iter__(self) -> Iterator[Trigger]:
-        return iter(list(self._triggers.values()))
-
-    def add(self, declared: Trigger) -> None:
-        known = self._triggers.get(declared.name)
-        if known is not None and known.place is not None and known.place is declared.place:
-            raise DeclarationRefused(declared.name, "two triggers of this module have this name; give one name=…")
-        self._triggers[declared.name] = declared
-
-    def get(self, name: str) -> Trigger | None:
-        return self._triggers.get(name)
-
-    def copy(self) -> dict[str, Trigger]:
-        """What is declared now, to be restored later."""
-        return dict(self._triggers)
-
-    def restore(self, declared: dict[str, Trigger]) -> None:
-        """Restores the declarations of a copy."""
-        self._triggers = dict(declared)
-
-
-TRIGGERS: Final = Triggers()
+TRIGGERS: Final[dict[str, Trigger]] = {}
+"""The triggers declared in this process, by name. The last one declared under a name counts."""
 
 
 # declaring ----------------------------------------------------------------------------------------
@@ -363,7 +337,9 @@ def _declare(
     )
     make_input = makes or _own_input(spec, given)
     declared = Trigger(name=name, spec=spec, agent=agent, make_input=make_input, place=_place(), **code)
-    TRIGGERS.add(declared)
+    if (known := TRIGGERS.get(name)) is not None and known.place is not None and known.place is declared.place:
+        raise DeclarationRefused(name, "two triggers of this module have this name; give one name=…")
+    TRIGGERS[name] = declared
     return declared
 
 

@@ -33,7 +33,8 @@ def kd(tmp_path: Path) -> Iterator[Client]:
     declared = TRIGGERS.copy()
     with configured(), office.opened(str(tmp_path / "killick.db")) as made:
         yield made
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         office.fill(kd)
         with bridge(kd) as server:
             yield server
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
 
 
 @pytest.fixture(scope="module")

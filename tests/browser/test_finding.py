@@ -24,7 +24,8 @@ def kd(tmp_path: Path) -> Iterator[Client]:
     with office.opened(str(tmp_path / "killick.db")) as made:
         office.fill(made)
         yield made
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
 
 
 def test_the_palette_goes_to_runs_agents_and_pages_from_every_page_by_keyboard(kd: Client, watch: Watch) -> None:

@@ -109,7 +109,8 @@ def kd(tmp_path: Path) -> Iterator[Client]:
     with office.opened(str(tmp_path / "killick.db")) as made:
         office.fill(made)
         yield made
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
 
 
 def test_an_approval_is_answered_with_an_edit_in_the_form_and_the_run_goes_on_with_it(kd: Client, watch: Watch) -> None:

@@ -54,7 +54,8 @@ def kd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
         made.triggers.fire("noon", by="max")
         made.pause("trigger:noon", by="max", because="the numbers look odd")
         yield made
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
 
 
 @pytest.mark.skipif(

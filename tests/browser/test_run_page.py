@@ -28,7 +28,8 @@ def kd(tmp_path: Path) -> Iterator[Client]:
         made.answer("claim-18", "approve", by="max")
         office.went_on(made, "claim-18")
         yield made
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
 
 
 def box(found: Locator) -> FloatRect:

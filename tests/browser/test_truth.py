@@ -31,7 +31,8 @@ def kd(tmp_path: Path) -> Iterator[Client]:
         log.append(Entry(e.RunTaken(at=made.runtime.clock.now_us(), epoch=log.epoch, holder="4312-gone")))
         made.runtime.store.release("report-7", epoch=log.epoch, left=True)
         yield made
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
 
 
 def test_what_needs_a_person_is_on_top_and_each_count_leads_to_as_many(kd: Client, watch: Watch) -> None:

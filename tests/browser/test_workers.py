@@ -34,7 +34,8 @@ def kd(tmp_path: Path) -> Iterator[Client]:
             log.append(Entry(taken))
         made.runtime.store.release("report-8", epoch=log.epoch, left=True)
         yield made
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
 
 
 def test_each_worker_has_one_row_with_what_it_is_at(kd: Client, watch: Watch) -> None:

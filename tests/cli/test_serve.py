@@ -99,11 +99,12 @@ def test_what_cannot_be_served_is_one_line(capsys: Capture, words: tuple[str, ..
 
 
 def test_a_worker_without_agents_is_refused(capsys: Capture) -> None:
-    before = AGENTS.copy()
-    AGENTS.restore({})
+    before = dict(AGENTS.declared)
+    AGENTS.declared.clear()
     try:
         code, _, err = call(capsys, "serve", "--worker")
     finally:
-        AGENTS.restore(before)
+        AGENTS.declared.clear()
+        AGENTS.declared.update(before)
     assert code == 2
     assert "name the app: `killick serve app.py --worker`" in err

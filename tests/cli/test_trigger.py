@@ -38,8 +38,8 @@ killick.triggers.on_event("order.created", fulfil)
 @pytest.fixture
 def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with an app and a store; a worker was there, and has gone."""
-    before, agents = TRIGGERS.copy(), AGENTS.copy()
-    TRIGGERS.restore({})
+    before, agents = TRIGGERS.copy(), dict(AGENTS.declared)
+    TRIGGERS.clear()
     move_in(tmp_path, monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "app.py").write_text(APP)
@@ -47,8 +47,10 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with killick.open("killick.db"):
         pass
     yield tmp_path
-    TRIGGERS.restore(before)
-    AGENTS.restore(agents)
+    TRIGGERS.clear()
+    TRIGGERS.update(before)
+    AGENTS.declared.clear()
+    AGENTS.declared.update(agents)
 
 
 def take_up() -> None:

@@ -614,7 +614,7 @@ def test_an_agent_that_this_process_does_not_know_leaves_the_run_as_it_is(proces
     kd.start(agent, id="r")
     from killick.definitions.agents import AGENTS
 
-    agents: dict[str, Any] = AGENTS._agents  # pyright: ignore[reportPrivateUsage]
+    agents: dict[str, Any] = AGENTS.declared
     known = agents.pop("known_elsewhere")
     before = kinds(kd, "r")
     with pytest.raises(AgentUnknown, match="known_elsewhere"):

@@ -170,7 +170,7 @@ def declared(told: World, tick_minutes: int) -> Iterator[None]:
     """Declares the triggers and the hook of a story, and no others."""
     global _world
     triggers, hooks = TRIGGERS.copy(), dict(HOOKS)
-    TRIGGERS.restore({})
+    TRIGGERS.clear()
     HOOKS.clear()
     _world = told
     try:
@@ -181,7 +181,8 @@ def declared(told: World, tick_minutes: int) -> Iterator[None]:
         yield
     finally:
         _world = None
-        TRIGGERS.restore(triggers)
+        TRIGGERS.clear()
+        TRIGGERS.update(triggers)
         HOOKS.clear()
         HOOKS.update(hooks)
 

@@ -301,7 +301,8 @@ def test_http_and_events_start_runs_under_the_key_of_a_subject(tmp_path: Path) -
         on_event("came", quick, input="Ada Lovelace", id=lambda _: "fired", subject=lambda firing: firing.body)
         kd.triggers.publish("came", "user-17")
         asyncio.run(serve())
-        TRIGGERS.restore(declared)
+        TRIGGERS.clear()
+        TRIGGERS.update(declared)
         kd.store.erase("user-17")
         for run in ("posted", "fired"):
             with pytest.raises(killick.errors.ValueErased):

@@ -470,13 +470,15 @@ def test_a_child_is_judged_by_its_parents_contract_where_nobody_knows_the_parent
 
     desk = Desk(world, cold=True)
     desk.go(agent)
-    known = AGENTS.copy()
-    AGENTS.restore({name: each for name, each in known.items() if name != "contracts.elsewhere"})
+    known = dict(AGENTS.declared)
+    AGENTS.declared.clear()
+    AGENTS.declared.update({name: each for name, each in known.items() if name != "contracts.elsewhere"})
     try:
         desk.kd.send("below", "go")
         assert desk.go(sleepy, run="below") == ["argument_refused", "paid 400", "budget_spent"]
     finally:
-        AGENTS.restore(known)
+        AGENTS.declared.clear()
+        AGENTS.declared.update(known)
     assert DONE == [("ann", 400)]
 
 

@@ -62,7 +62,8 @@ def kd(tmp_path: Path, clock: ManualClock) -> Iterator[Client]:
     declared, listening = TRIGGERS.copy(), dict(hooks.HOOKS)
     with killick.open(str(tmp_path / "killick.db"), clock=clock) as made:
         yield made
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
     hooks.HOOKS.clear()
     hooks.HOOKS.update(listening)
 

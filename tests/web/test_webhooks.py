@@ -109,11 +109,12 @@ def clock() -> killick.clock.ManualClock:
 @pytest.fixture
 def desk(clock: killick.clock.ManualClock) -> Iterator[Desk]:
     before = TRIGGERS.copy()
-    TRIGGERS.restore({})
+    TRIGGERS.clear()
     killick.triggers.on_event("orders", fulfil, name="receiving.orders")
     with killick.Client(MemoryStore(clock=clock), clock=clock) as client:
         yield Desk(client, clock, orders=SECRET, paid=("another-secret", SECRET))
-    TRIGGERS.restore(before)
+    TRIGGERS.clear()
+    TRIGGERS.update(before)
 
 
 def test_a_webhook_becomes_an_event_that_triggers_hear_once(desk: Desk) -> None:
@@ -132,11 +133,12 @@ def test_a_webhook_that_no_trigger_hears_is_refused_and_logged_and_counts_when_i
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     declared = TRIGGERS.copy()
-    TRIGGERS.restore({})
+    TRIGGERS.clear()
     answer = desk.send("/hooks/orders", {"number": 17})
     assert (answer.status_code, answer.json()["code"]) == (404, "trigger_unknown")
     assert "webhook orders (m1): refused, no trigger listens to this event" in caplog.text
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
     assert desk.send("/hooks/orders", {"number": 17}).status_code == 202
     assert desk.orders() == [{"number": 17}]
 

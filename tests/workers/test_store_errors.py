@@ -41,15 +41,17 @@ class Shifted(killick.clock.SystemClock):
 @pytest.fixture(autouse=True)
 def _declarations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test declares is gone after it, and rests after an error are short."""
-    triggers, agents, hooked = TRIGGERS.copy(), AGENTS.copy(), dict(HOOKS)
-    TRIGGERS.restore({})
+    triggers, agents, hooked = TRIGGERS.copy(), dict(AGENTS.declared), dict(HOOKS)
+    TRIGGERS.clear()
     HOOKS.clear()
     monkeypatch.setattr(worker, "_REST_SECONDS", (0.02, 0.05))
     monkeypatch.setattr(trigger_runner, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(hooks, "LOOK_SECONDS", 0.02)
     yield
-    TRIGGERS.restore(triggers)
-    AGENTS.restore(agents)
+    TRIGGERS.clear()
+    TRIGGERS.update(triggers)
+    AGENTS.declared.clear()
+    AGENTS.declared.update(agents)
     HOOKS.clear()
     HOOKS.update(hooked)
 
@@ -138,7 +140,7 @@ def fired(make: Callable[[Shifted], Store], **fault: Any) -> int:
     """Three times of a schedule are due, four events are published, and a condition begins to hold."""
 
     def prepare(plain: killick.Client, clock: Shifted) -> None:
-        TRIGGERS.restore({})
+        TRIGGERS.clear()
         killick.triggers.every("1h", hourly, missed="all", overlap="allow")
         killick.triggers.on_event("faults.order", order)
         killick.triggers.on_event("faults.queued", queued, overlap="queue")

@@ -66,11 +66,13 @@ async def fulfil(run: killick.Run, order: dict[str, int]) -> int:
 @pytest.fixture(autouse=True)
 def declarations() -> Iterator[None]:
     """Nothing that a test declares is there for the next one."""
-    before, agents = TRIGGERS.copy(), AGENTS.copy()
-    TRIGGERS.restore({})
+    before, agents = TRIGGERS.copy(), dict(AGENTS.declared)
+    TRIGGERS.clear()
     yield
-    TRIGGERS.restore(before)
-    AGENTS.restore(agents)
+    TRIGGERS.clear()
+    TRIGGERS.update(before)
+    AGENTS.declared.clear()
+    AGENTS.declared.update(agents)
 
 
 @pytest.fixture
@@ -640,7 +642,7 @@ def test_what_cannot_work_is_refused_where_it_is_declared(declare: Callable[[], 
         declare()
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert list(TRIGGERS) == []
+    assert not TRIGGERS
 
 
 MODULE = """
@@ -656,7 +658,7 @@ killick.triggers.every("10m", tidy)
 def test_a_module_that_is_loaded_again_declares_again_but_no_module_declares_a_name_twice() -> None:
     exec(compile(MODULE, "tidy.py", "exec"), {})
     exec(compile(MODULE.replace("10m", "20m"), "tidy.py", "exec"), {})
-    assert [str(trigger.spec) for trigger in TRIGGERS] == ["every 20m"]
+    assert [str(trigger.spec) for trigger in TRIGGERS.values()] == ["every 20m"]
     with pytest.raises(DeclarationRefused, match="tidy: two triggers of this module have this name; give one name="):
         exec(compile(MODULE + 'killick.triggers.cron("0 9 * * *", tidy)\n', "tidy.py", "exec"), {})
 
@@ -702,7 +704,8 @@ def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clo
     firing.ensure(world.kd.runtime.engine)
     killick.triggers.cron("30 8 * * *", poll, overlap="allow")
     firing.ensure(world.kd.runtime.engine)
-    TRIGGERS.restore(old)
+    TRIGGERS.clear()
+    TRIGGERS.update(old)
     clock.advance(HOUR / 2)
     for claimed in world.kd.runtime.store.claim(
         "old", now_us=clock.now_us(), seconds=60, limit=1, agents=["killick.trigger:poll"]
@@ -735,7 +738,7 @@ def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
 ) -> None:
     killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.runtime.engine)
-    TRIGGERS.restore({})
+    TRIGGERS.clear()
     world.kd.cancel("trigger:fulfil", because="nobody orders any more")
     assert world.kd.info("trigger:fulfil").status == "cancelled"
     assert world.kd.triggers.publish("order.created", {"number": 1}) == 0
@@ -821,10 +824,11 @@ def test_firing_by_hand_goes_through_whoever_declares_it(world: World) -> None:
     killick.triggers.every("10m", report, input="tuesday")
     firing.ensure(world.kd.runtime.engine)
     declared = TRIGGERS.copy()
-    TRIGGERS.restore({})
+    TRIGGERS.clear()
     run = world.kd.triggers.fire("report")
     assert runs(world.kd) == []
-    TRIGGERS.restore(declared)
+    TRIGGERS.clear()
+    TRIGGERS.update(declared)
     attend(world.kd)
     assert runs(world.kd) == [run]
     assert input_of(world.kd, run) == "tuesday"
@@ -905,7 +909,7 @@ def test_whoever_dies_wherever_loses_and_doubles_nothing(
     make_world: Callable[[killick.clock.ManualClock], World],
 ) -> None:
     def hours(dies: tuple[int, str] | None) -> tuple[list[str], int]:
-        TRIGGERS.restore({})
+        TRIGGERS.clear()
         clock = killick.clock.LeapingClock(NINE - 3_600_000_000)
         return everything(make_world(clock), clock, dies=dies)
 
@@ -955,7 +959,7 @@ def test_whatever_clocks_and_workers_do_each_time_is_fired_or_passed_once(
     expression: str,
     missed: Any,
 ) -> None:
-    TRIGGERS.restore({})
+    TRIGGERS.clear()
     clock = killick.clock.ManualClock(begin)
     world = make_world(clock)
     killick.triggers.cron(expression, poll, tz="Europe/Berlin", missed=missed, overlap="allow")

@@ -811,7 +811,7 @@ async def test_a_worker_is_not_idle_until_a_run_whose_process_died_was_executed(
 async def test_a_worker_names_due_runs_whose_agent_is_not_declared_here(
     kd: killick.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    declared = AGENTS.copy()
+    declared = dict(AGENTS.declared)
 
     @killick.agent(name="worker_renamed")
     async def renamed(run: killick.Run) -> None:
@@ -819,7 +819,8 @@ async def test_a_worker_names_due_runs_whose_agent_is_not_declared_here(
 
     for run in ("r", "s"):
         kd.start(renamed, id=run)
-    AGENTS.restore(declared)
+    AGENTS.declared.clear()
+    AGENTS.declared.update(declared)
     worker = Worker(kd.runtime)
     with caplog.at_level("INFO", "killick.worker"):
         async with worker:

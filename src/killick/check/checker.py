@@ -141,7 +141,7 @@ class _Checking:
         if any(spot.kind == "swallows" and spot.loops for spot in self.spots):
             self.cut_short = "nothing was rehearsed: code that swallows signals in a loop may never end"
             return self._report(None)
-        tools, agents, hooks, triggers = dict(TOOLS), AGENTS.copy(), dict(HOOKS), TRIGGERS.copy()
+        declared = [(registry, dict(registry)) for registry in (TOOLS, AGENTS.declared, HOOKS, TRIGGERS)]
         unwatch = refuse_io(lambda stray: self.judge.stray(stray))
         base: Story | None = None
         try:
@@ -156,12 +156,9 @@ class _Checking:
             self.cut_short = str(enough)
         finally:
             unwatch()
-            TOOLS.clear()
-            TOOLS.update(tools)
-            HOOKS.clear()
-            HOOKS.update(hooks)
-            AGENTS.restore(agents)
-            TRIGGERS.restore(triggers)
+            for registry, before in declared:
+                registry.clear()
+                registry.update(before)  # type: ignore[arg-type]
         return self._report(base)
 
     def _left_alone(self) -> tuple[Story, list[Saved]]:

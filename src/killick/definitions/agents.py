@@ -191,31 +191,24 @@ class Registry:
     """The agents declared in this process, by name and alias. The last one declared under a name counts."""
 
     def __init__(self) -> None:
-        self._agents: dict[str, Agent[Any, Any]] = {}
+        self.declared: dict[str, AnyAgent] = {}
+        """By their own names, without aliases."""
 
     def add(self, declared: Agent[Any, Any]) -> None:
-        self._agents[declared.name] = declared
+        self.declared[declared.name] = declared
 
     def get(self, name: str) -> Agent[Any, Any]:
-        found = self._agents.get(name) or self._aliases().get(name)
+        found = self.declared.get(name) or self._aliases().get(name)
         if found is None:
-            raise AgentUnknown(name, known=self._agents)
+            raise AgentUnknown(name, known=self.declared)
         return found
 
     def _aliases(self) -> dict[str, Agent[Any, Any]]:
-        return {alias: each for each in self._agents.values() for alias in each.options.aliases}
+        return {alias: each for each in self.declared.values() for alias in each.options.aliases}
 
     def names(self) -> tuple[str, ...]:
         """Every name and alias by which runs find an agent here."""
-        return (*self._agents, *self._aliases())
-
-    def copy(self) -> dict[str, Agent[Any, Any]]:
-        """A copy of the declarations, for `restore`."""
-        return dict(self._agents)
-
-    def restore(self, declared: dict[str, Agent[Any, Any]]) -> None:
-        """Restores the declarations of a copy."""
-        self._agents = dict(declared)
+        return (*self.declared, *self._aliases())
 
 
 AGENTS: Final = Registry()

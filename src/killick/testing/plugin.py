@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,24 +55,22 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
         return (yield)
     finally:
         for name, registry in _registries():
-            kept = _kept(registry.copy(), before.get(name, {}))
-            if hasattr(registry, "restore"):
-                registry.restore(kept)
-            else:  # a plain dict
-                registry.clear()
-                registry.update(kept)
+            kept = _kept(registry, before.get(name, {}))
+            registry.clear()
+            registry.update(kept)
 
 
 REGISTRIES = {
-    "AGENTS": "definitions.agents", "TOOLS": "definitions.tools", "HOOKS": "workers.hooks", "TRIGGERS": "triggers",
+    "definitions.agents": "AGENTS.declared", "definitions.tools": "TOOLS", "workers.hooks": "HOOKS",
+    "triggers": "TRIGGERS",
 }  # fmt: skip
 
 
-def _registries() -> Iterator[tuple[str, Any]]:
+def _registries() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the registries of the modules that are imported already."""
-    for name, module in REGISTRIES.items():
+    for module, name in REGISTRIES.items():
         if found := sys.modules.get(f"killick.{module}"):
-            yield name, getattr(found, name)
+            yield name, attrgetter(name)(found)
 
 
 def _kept(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ _AGAIN: Final = (RunExists, HeadMoved, EpochStale)
 def ensure(engine: Engine) -> list[str]:
     """Creates or updates the log of every trigger declared here; returns the agents of these logs."""
     seen_to: list[str] = []
-    for trigger in TRIGGERS:
+    for trigger in list(TRIGGERS.values()):
         try:
             _ensure(engine, trigger)
             seen_to.append(trigger.own_agent)
@@ -419,7 +419,7 @@ class TriggerControl(Group[C]):
         """Returns every trigger that is declared here or recorded, by name."""
         found = [_info(self._engine, row) for row in _rows(self._engine.store, TAG)]
         known = {each.name for each in found}
-        for name, spec in ((each.name, each.spec) for each in TRIGGERS if each.name not in known):
+        for name, spec in ((name, each.spec) for name, each in list(TRIGGERS.items()) if name not in known):
             made = TriggerInfo(name=name, sort=spec.sort, what=str(spec), agent=spec.agent, declared=True, is_set=False)
             found.append(made)
         return sorted(found, key=lambda each: each.name)
@@ -469,7 +469,7 @@ class TriggerControl(Group[C]):
             raise AnswerRefused(name, "is not a valid event name; use one such as 'order.created'")
         engine = self._engine
         message, at = id or engine.ids.new("event"), engine.clock.now_us()
-        for trigger in TRIGGERS:
+        for trigger in list(TRIGGERS.values()):
             if EVENT + name in trigger.tags and engine.store.head(trigger.log) is None:
                 _ensure(engine, trigger)
         there = [row.run for row in _rows(engine.store, EVENT + name) if row.status not in ENDED]
@@ -498,7 +498,7 @@ def _info(engine: Engine, row: RunRow) -> TriggerInfo:
         paused=facts.paused,
         run=known.run,
         status=last.status if last is not None else None,
-        declared=TRIGGERS.get(name) is not None,
+        declared=name in TRIGGERS,
     )
 
 

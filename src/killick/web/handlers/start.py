@@ -75,7 +75,7 @@ class MessageRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_f
 @get("/agents", page="start.html", at=("/start",))
 def agents(call: Call[AgentsAsked, Any]) -> AgentList:
     """The agents that are declared here, with their inputs."""
-    lines = [_line(agent) for agent in sorted(AGENTS.copy().values(), key=lambda agent: agent.name)]
+    lines = [_line(agent) for agent in sorted(AGENTS.declared.values(), key=lambda agent: agent.name)]
     chosen = call.asked.agent or (lines[0].name if len(lines) == 1 else None)
     if chosen is not None and chosen not in [line.name for line in lines]:
         raise AgentUnknown(chosen, known=[line.name for line in lines])
