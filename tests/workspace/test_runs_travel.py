@@ -224,6 +224,65 @@ def test_a_folder_that_is_gone_is_made_again_from_the_snapshot(
     assert told(folder) == STATES[-1]
 
 
+def test_a_rewind_to_after_an_undo_keeps_the_files_undone(
+    kd: killick.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(killick.RunWaiting):
+        kd.run(editing(folder), [["write", "a", "1"], ["ask"]], id="r")
+    with monkeypatch.context() as patch:  # its process dies before the snapshot of the undone files is on record
+        patch.setattr(Files, "_record", lambda *given: None)
+        kd.undo("r", "1")
+    kd.rewind("r", "0.1:after")
+    assert told(folder) == STATES[0]
+
+
+def beside_a_question(folder: Path) -> Any:
+    @killick.agent(workspace=folder)
+    async def agent(run: killick.Run) -> None:
+        async def writes() -> None:
+            await run.call(write, "a", "1")
+            await run.call(write, "a", "2")
+
+        await run.gather(run.ask("Go on?"), writes())
+
+    return agent
+
+
+@pytest.mark.parametrize("goes", ["back", "apart"])
+def test_a_step_that_is_kept_beside_an_open_question_keeps_its_files(
+    kd: killick.Client, folder: Path, tmp_path: Path, goes: str
+) -> None:
+    with pytest.raises(killick.RunWaiting):
+        kd.run(beside_a_question(folder), id="r")
+    if goes == "back":
+        kd.rewind("r", "1.2.1:after")
+    else:
+        kd.fork("r", "1.2.1:after", id="f", workspace=tmp_path / "own")
+    assert told(folder if goes == "back" else tmp_path / "own") == STATES[1]
+    with pytest.raises(killick.RunWaiting):
+        kd.run(beside_a_question(folder), id="r" if goes == "back" else "f")
+    assert told(folder if goes == "back" else tmp_path / "own") == STATES[2]
+
+
+@pytest.mark.parametrize("to", ["1:after", "2:after"])
+def test_a_compensation_begins_with_the_files_that_a_rewind_left_to_be_restored(
+    kd: killick.Client, folder: Path, tmp_path: Path, to: str
+) -> None:
+    agent = editing(folder)
+    with pytest.raises(killick.RunWaiting):
+        kd.run(agent, [["write", "a", "1"], ["write", "b", "1"], ["write", "a", "2"], ["ask"]], id="r")
+    folder.rename(tmp_path / "elsewhere")
+    folder.write_text("in the way")
+    assert "when it is resumed" in kd.rewind("r", to)
+    folder.unlink()
+    (tmp_path / "elsewhere").rename(folder)
+    kd.cancel("r", compensate=True)
+    with pytest.raises(killick.errors.RunCancelled) as cancelled:
+        kd.run(agent, id="r")
+    assert not cancelled.value.not_undone
+    assert told(folder) == STATES[0]
+
+
 # fork ---------------------------------------------------------------------------------------------
 
 

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import HERE
 from killick.engine import completion, state_machine
-from killick.engine.execution import Branch, Execution, RunFiles
+from killick.engine.execution import Branch, Execution
 from killick.engine.signals import Signal
 from killick.engine.waits.open_wait import InnerWaits
-from killick.errors import KillickError, ValueRefused, WorkspaceRefused
+from killick.errors import ValueRefused
 from killick.model.chunks import through_codec
 from killick.model.typed import convert
 
@@ -76,7 +76,7 @@ async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed,
     if ex.signal is not None:
         raise ex.signal  # it is being cancelled: none of its code runs
     if ex.files is not None:
-        await _files_opened(ex, ex.files)
+        await ex.files.opened()
     try:
         returned = await _code(ex, branch, point, run_of)
         result = _result(ex.agent, returned)
@@ -118,16 +118,6 @@ def _is_running(ex: Execution) -> bool:
     with contextlib.suppress(RuntimeError):  # no loop runs here
         return asyncio.current_task() is ex.main
     return False
-
-
-async def _files_opened(ex: Execution, files: RunFiles) -> None:
-    """Open the workspace. One that is missing or cannot be restored interrupts the run, and does not fail it."""
-    try:
-        await files.opened()
-    except KillickError as error:
-        raise ex.interrupted(error) from error
-    except OSError as error:
-        raise ex.interrupted(WorkspaceRefused(str(files.path), str(error))) from error
 
 
 async def _code(ex: Execution, branch: Branch, point: state_machine.Resumed, run_of: RunOf) -> Any:

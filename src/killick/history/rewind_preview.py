@@ -114,7 +114,7 @@ def preview_rewind(log: Log, run: str, to: str) -> RewindPreview:
             if message.taken is not None and is_dropped(message.taken) and renewals.goes_along(message)
         ),
         answers=tuple(_answers(log, run, steps)),
-        files=_files(log, run, ledger, RunMoment(found.seq, found.label)),
+        files=_files(log, run, ledger, RunMoment(found.files_seq, found.label)),
     )
 
 

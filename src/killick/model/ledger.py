@@ -132,7 +132,7 @@ class LedgerFacts(msgspec.Struct, omit_defaults=True):
     files_due: e.Digest | None = None
     """The snapshot still to be restored to the workspace, after a rewind or a fork."""
     files_changed: int = 0
-    """Where a tool that changes the workspace last returned."""
+    """Where a tool that changes the workspace last returned, or was undone."""
     due_because: e.RestoredBecause = "rewound"
 
 
@@ -289,7 +289,7 @@ def _run_forked(ledger: Ledger, seq: int, event: e.RunForked) -> None:
     facts.workspace = event.workspace or facts.workspace
     facts.files_due, facts.due_because = event.files, "forked"
     if event.files is not None:
-        ledger.captures.append(Capture(event.cut, event.files, seq))
+        ledger.captures.append(Capture(seq, event.files, seq))
 
 
 def _fork_made(ledger: Ledger, seq: int, event: e.ForkMade) -> None:
@@ -321,10 +321,13 @@ def _files_gone_back(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
         effect = ledger.effects[index]
         if effect.started <= event.cut:
             return
-        if effect.undoes and effect.undoes <= event.cut and (undone := ledger.started_at(effect.undoes)) is not None:
-            if undone.effect == "workspace" and undone.status == "undone":
+        if effect.started in event.keep:
+            continue
+        if effect.undoes and (effect.undoes <= event.cut or effect.undoes in event.keep):
+            undone = ledger.started_at(effect.undoes)
+            if undone is not None and undone.effect == "workspace" and undone.status == "undone":
                 ledger.turn(undone, "happened")
-        elif effect.effect == "workspace" and not effect.undoes and effect.started not in event.keep:
+        elif effect.effect == "workspace" and not effect.undoes:
             changed = ledger.effects.changing(index)
             ledger.facts.open.pop(changed.key, None)
             if changed.status not in _NOT_THERE:
@@ -344,6 +347,8 @@ def _workspace_captured(ledger: Ledger, seq: int, event: e.WorkspaceCaptured) ->
 def _workspace_restored(ledger: Ledger, seq: int, event: e.WorkspaceRestored) -> None:
     if event.because in ("rewound", "forked"):
         ledger.facts.files_due = None
+    elif event.because == "undone":
+        ledger.facts.files_changed = seq  # only some paths went back: no snapshot holds all the files as they are
 
 
 def _run_taken(ledger: Ledger, seq: int, event: e.RunTaken) -> None:

@@ -29,6 +29,8 @@ class Cut(NamedTuple):
     keep: tuple[int, ...]
     label: str
     fold: Fold
+    files_seq: int
+    """The event whose files are restored: later than `seq` where steps after that stay."""
 
 
 def cut(
@@ -41,6 +43,7 @@ def cut(
     and were undone since are undone there too.
     """
     place = at(log, run, text)
+    files_seq = max((place.seq, *place.keep))
     fold = log.state(run, place.seq, keep=place.keep).fold
     _refuse_compensating(log, fold, place, run)
     own = place.label.partition(":")[0].partition("~")[0] if place.label[:1].isdigit() else ""
@@ -50,7 +53,7 @@ def cut(
     if not is_fork:
         begun = {name: step for name, step in begun.items() if not name.startswith(OUT_OF_BAND)}
     if "." not in own and not begun and not anew and not has_undone and not given_up:
-        return Cut(place.seq, place.keep, place.label, fold)
+        return Cut(place.seq, place.keep, place.label, fold, files_seq)
     ended = _ended_later(log, run, place)
     asked = {wait.step for wait in fold.facts.waits.values() if wait.waits_for in ("answer", "settlement")}
     transitions = {step.id for step in ended.values() if step.sort == "scope" and step.name == "transition"}
@@ -87,7 +90,7 @@ def cut(
             stands = stands or name in undoing
         if stands:
             keep.append(seq)
-    return Cut(start.seq, tuple(keep), place.label, log.state(run, start.seq, keep=keep).fold)
+    return Cut(start.seq, tuple(keep), place.label, log.state(run, start.seq, keep=keep).fold, files_seq)
 
 
 def _refuse_compensating(log: Log, fold: Fold, place: RunMoment, run: str) -> None:

@@ -28,6 +28,8 @@ async def compensate(ex: Execution, branch: Branch) -> list[str]:
     """Undoes effects, the last first. Returns those that could not be undone."""
     left: list[str] = []
     await ex.barrier()
+    if ex.files is not None:
+        await ex.files.restore_due()
     doubted = ("happened", "undone", "in_doubt", "open")
     # A fork undoes neither effects that it shares with its parent nor those under another run's key.
     did = [each for each in ex.log.ledger.effects if each.started > ex.log.base and each.tool != ledger.SENDING]
@@ -96,6 +98,8 @@ async def undo(
 
     `settled` is a person's word: the outcome of a compensation in doubt, or that they undid the effect by hand.
     """
+    if ex.files is not None:
+        await ex.files.restore_due()
     effect = effect_to_undo(ex.engine.log, ex.run_id, step)
     tool = TOOLS.get(effect.tool)
     begun = ex.record.undoing_beside.get(effect.started)

@@ -66,10 +66,10 @@ def fork(
         # Shared events may have been rewound in between.
         generation = log.ledger(parent, max((found.seq, *found.keep))).facts.generation
     ledger = log.ledger(parent) if workspace is not None else None
-    files = None if ledger is None else ledger.files_from(found.seq)
+    files = None if ledger is None else ledger.files_from(found.files_seq)
     if ledger is not None and unrecorded is not None and ledger.uncaptured() not in (0, unrecorded):
         raise HeadMoved(parent, expected=unrecorded, actual=ledger.uncaptured())
-    if ledger is not None and captured is not None and captured.after == ledger.uncaptured() <= found.seq:
+    if ledger is not None and captured is not None and captured.after == ledger.uncaptured() <= found.files_seq:
         files = captured.root
     forked = e.RunForked(
         at=at, run=run, parent=parent, cut=found.seq, keep=found.keep, generation=generation + 1,

@@ -39,7 +39,7 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
     returned = _returned(log, run.run, found)
     event = e.RunRewound(
         at=at, cut=found.seq, generation=run.ledger.facts.generation + 1, keep=found.keep, returned=returned, by=by,
-        files=run.ledger.files_from(found.seq) if run.ledger.facts.workspace is not None else None,
+        files=run.ledger.files_from(found.files_seq) if run.ledger.facts.workspace is not None else None,
     )  # fmt: skip
     rights = {"returns": returned, **permits.left(run, at)}
     return Rewind(Entry(event, {"because": because} if because else None), rights, found.label)

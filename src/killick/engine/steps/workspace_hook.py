@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,31 @@ class Files:
     # opening ----------------------------------------------------------------------------------
 
     async def opened(self) -> None:
-        """Before the code of a run continues: restore its files to the record, or record how they are."""
+        """Before the code of a run continues: restore its files to the record, or record how they are.
+
+        Files that are missing or cannot be restored interrupt the run; it does not fail.
+        """
+        with self._interrupting():
+            await self._open()
+
+    @contextlib.contextmanager
+    def _interrupting(self) -> Generator[None]:
+        try:
+            yield
+        except KillickError as error:
+            raise self.ex.interrupted(error) from error
+        except OSError as error:
+            raise self.ex.interrupted(WorkspaceRefused(str(self.path), str(error))) from error
+
+    async def restore_due(self) -> None:
+        """Before a compensation: restore the files that a rewind left to the next holder."""
+        facts = self.ex.log.ledger.facts
+        if facts.files_due is not None:
+            with self._interrupting():
+                make_folder(self.path)
+                await self._restore(e.from_text(facts.files_due), facts.due_because)
+
+    async def _open(self) -> None:
         ex = self.ex
         facts = ex.log.ledger.facts
         path, vault = str(self.path), str(self.workspace.vault.path)
@@ -209,8 +233,7 @@ class Files:
             self._moved.set()
 
     async def _ready(self, a: StepState) -> None:
-        ex = self.ex
-        try:
+        with self._interrupting():
             if a.intent.effect != "workspace":
                 await self._quieted()
             elif a.is_open and not self._is_back(a):
@@ -218,10 +241,6 @@ class Files:
             else:
                 await self._current()
             self._back_since.pop(a.step, None)
-        except KillickError as error:
-            raise ex.interrupted(error) from error
-        except OSError as error:
-            raise ex.interrupted(WorkspaceRefused(str(self.path), str(error))) from error
 
     def _last_attempt(self, a: StepState) -> tuple[int, int, str | None]:
         """Where it started, when, and who made it: we, or a process before."""
