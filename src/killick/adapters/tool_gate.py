@@ -4,7 +4,7 @@ framework."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -12,17 +12,20 @@ from weakref import WeakKeyDictionary
 
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
-from killick.definitions.tools import AnyTool, Tool
+from killick.definitions.policy import Policy
+from killick.definitions.tools import AnyTool, AsyncTool, Tool
 from killick.engine.approval.call_answer import CallAnswer
 from killick.engine.failures import describe, is_transient
 from killick.engine.steps.intention import ERROR, is_error
 from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, StepFailed
 from killick.llm.external import Host, attempt, here
+from killick.llm.toolset import settled
 
 T = TypeVar("T")
 
-ToolOptions: TypeAlias = Mapping[str, AnyTool | Mapping[str, Any]]
-"""Options by tool name: a `killick.Tool`, or the options of `killick.tool`, such as `{"effect": "reads"}`."""
+ToolOptions: TypeAlias = Mapping[str, AnyTool | Mapping[str, Any] | str]
+"""Options by tool name: a `killick.Tool`, or the options of `killick.tool`, such as `{"effect": "reads"}`, or the
+effect alone."""
 
 Errors: TypeAlias = Literal["answer", "ask"]
 """The result of an error of a tool that runs at most once. "answer": the tool's recorded answer, which the model reads.
@@ -80,12 +83,21 @@ class Declared:
         """Sets the options of tools that have none."""
         self._options = {**options, **self._options}
 
-    def of(self, name: str, *, schema: Mapping[str, Any] | None = None, doc: str = "") -> AnyTool:
-        """Returns the tool of that name; the schema names its parameters."""
+    def of(self, name: str, *, schema: Mapping[str, Any] | None = None, doc: str = "", hints: Any = None) -> AnyTool:
+        """Returns the tool of that name; the schema names its parameters. Without options it follows an MCP server's
+        hints."""
         if name not in self._tools:
-            said = self._options.get(name, {})
-            self._tools[name] = said if isinstance(said, Tool) else open_tool(name, schema=schema, doc=doc, **said)
+            said = self._options.get(name, hinted(hints))
+            self._tools[name] = declared(name, said, schema=schema, doc=doc)
         return self._tools[name]
+
+
+def declared(name: str, said: AnyTool | Mapping[str, Any] | str, **known: Any) -> AnyTool:
+    """Returns a tool from its options, over those that the framework knows."""
+    if isinstance(said, Tool):
+        return said
+    options = {"effect": said} if isinstance(said, str) else said
+    return open_tool(name, **{**known, **options})
 
 
 class CallGroup:
@@ -195,6 +207,19 @@ def answered(outcome: Any) -> Any:
     return outcome
 
 
+_OWN_FORM: Final = "framework:result"
+
+
+def in_own_form(result: Any) -> dict[str, Any]:
+    """Returns a result for recording that is not plain: in its framework's own form, which is JSON."""
+    return {_OWN_FORM: result}
+
+
+def own_form(outcome: Any) -> Any:
+    """Returns the own form of a recorded result; None of a plain one, which people can read and supply."""
+    return outcome.get(_OWN_FORM) if isinstance(outcome, Mapping) else None
+
+
 class ToolGate:
     """The tools of a framework that hangs on a tool that raises, or loses what it raises, through a host's gate."""
 
@@ -229,8 +254,22 @@ async def called(
     """Calls a framework's function, or else the tool's own, as a step. Raises ToolFailed, with the text for the model,
     where it failed."""
     own = None if fn is None else answering(tool, fn, errors, bubbles)
-    try:
+    with _as_tool_failure():
         return answered(await host.call(tool, arguments, key=key, fn=own, bubbles=bubbles))
+
+
+def called_sync(
+    host: Host, tool: AnyTool, arguments: Mapping[str, Any], fn: Callable[..., Any], *, errors: Errors
+) -> Any:
+    """The same, for blocking code."""
+    with _as_tool_failure():
+        return answered(host.call_sync(tool, arguments, fn=answering(tool, fn, errors)))
+
+
+@contextmanager
+def _as_tool_failure() -> Iterator[None]:
+    try:
+        yield
     except Rejected:
         raise
     except StepFailed as failed:
@@ -255,17 +294,23 @@ class CallTracker:
         self.fn.__qualname__ = self.fn.__name__ = name
 
 
-async def asked(host: Host, who: str, fn: Callable[..., Awaitable[Any]], /, **request: Any) -> Any:
+async def asked(
+    host: Host, who: str, fn: Callable[..., Awaitable[Any]], /, *, key: Callable[[], str] | None = None,
+    policy: Policy | None = None, **request: Any,
+) -> Any:  # fmt: skip
     """Calls a model, or returns its recorded reply. A recorded failure is not final: the nth call is another step.
 
-    who   the step's name, such as the client's own
+    who      the step's name, such as the client's own
+    key      returns the key of each try, if the framework numbers its calls
+    policy   the step's, in place of that of models
     """
     while True:
         tracked = CallTracker(who, fn)
+        model = tracked.fn if policy is None else AsyncTool[..., Any](tracked.fn, who, policy)
         try:
-            return await host.model(tracked.fn, **request)
+            return await host.model(model, key=None if key is None else key(), **request)
         except StepFailed as failed:
-            _raise_if_new(failed, tracked)
+            _raise_if_new(failed, tracked, is_numbered=key is not None)
 
 
 def asked_sync(host: Host, who: str, fn: Callable[..., Any], /, **request: Any) -> Any:
@@ -278,15 +323,26 @@ def asked_sync(host: Host, who: str, fn: Callable[..., Any], /, **request: Any) 
             _raise_if_new(failed, tracked)
 
 
+def _raise_if_new(failed: StepFailed, tracked: CallTracker, *, is_numbered: bool = False) -> None:
+    if type(failed) is not StepFailed or (in_agent() and not is_numbered):
+        # A rejection by rules or people stays one. Re-executed agent code must see the same error.
+        raise failed
+    if tracked.was_called:
+        # Frameworks handle the errors of their models' clients themselves.
+        raise failed.__cause__ or failed
+
+
 class _StreamInterrupted(Exception):
     """A stream broke off. Its parts were already passed on, so it is not retried."""
 
 
 async def streamed(
-    host: Host, who: str, begin: Callable[[], Awaitable[AsyncIterable[T]]], /, *, write: Callable[[list[T]], Any],
-    read: Callable[[Any], Iterable[T]], is_early: Callable[[T], bool] | None = None, **request: Any,
-) -> AsyncIterator[T]:  # fmt: skip
-    """Streams a model's reply in parts, and records it once complete; or returns the recorded one.
+    host: Host, who: str, begin: Callable[[], AsyncIterable[T] | Awaitable[AsyncIterable[T]]], /, *,
+    write: Callable[[list[T]], Any], read: Callable[[Any], Iterable[T]], is_early: Callable[[T], bool] | None = None,
+    **request: Any,
+) -> AsyncGenerator[T, None]:  # fmt: skip
+    """Streams a model's reply in parts, and records it once complete; or returns the recorded one. `request` is that of
+    `asked`.
 
     write      converts all parts to the recorded value; `read` converts back
     is_early   which parts are passed on as they arrive; then `read` gives the others, once they are recorded
@@ -296,7 +352,7 @@ async def streamed(
     async def listen(**_: Any) -> Any:
         parts: list[T] = []
         try:
-            async for part in await begin():
+            async for part in await settled(begin()):
                 parts.append(part)
                 if is_early is None or is_early(part):
                     coming.put_nowait((part,))
@@ -320,12 +376,3 @@ async def streamed(
         asking.cancel()
     for again in () if was_heard and is_early is None else read(reply):
         yield again
-
-
-def _raise_if_new(failed: StepFailed, tracked: CallTracker) -> None:
-    if in_agent() or type(failed) is not StepFailed:
-        # Re-executed agent code must see the same error; a rejection by rules or people stays one.
-        raise failed
-    if tracked.was_called:
-        # Frameworks handle the errors of their models' clients themselves.
-        raise failed.__cause__ or failed

@@ -496,6 +496,14 @@ def test_a_contract_says_no_before_anything_is_done_and_the_model_learns_why(kd:
     assert "at most 3 is allowed" in outputs(result)[0]
 
 
+def test_a_model_call_that_a_contract_rejects_is_not_tried_again(kd: killick.Client) -> None:
+    till = Till()
+    runner = KillickRunner(kd, contract=killick.Contract("small", [killick.rules.budget(calls=2)]))
+    with pytest.raises(killick.Rejected, match="calls"):
+        run(runner, Agent(name="clerk", tools=[till.pay], model=script(calls(PAY), "over the budget")))
+    assert till.paid == [("ann", 5)]
+
+
 def test_what_the_sdk_interrupts_for_itself_becomes_a_question_to_people(kd: killick.Client) -> None:
     ran: list[str] = []
 

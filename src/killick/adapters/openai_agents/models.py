@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
-from agents.items import TResponseOutputItem, TResponseStreamEvent
-from agents.usage import Usage, deserialize_usage, serialize_usage
-from openai.types.responses import Response, ResponseCompletedEvent, ResponseUsage
+from agents.items import TResponseStreamEvent
+from agents.usage import Usage, deserialize_usage
+from openai.types.responses import Response, ResponseCompletedEvent
 from pydantic import TypeAdapter
 
 from agents import (
@@ -25,16 +26,13 @@ from agents import (
     TResponseInputItem,
 )
 from killick.adapters.openai_agents.turns import turn_here
-from killick.adapters.tool_gate import CallTracker
+from killick.adapters.tool_gate import asked, streamed
 from killick.definitions.policy import ONCE, Policy
-from killick.definitions.tools import AsyncTool
-from killick.errors import StepFailed
 
-_ITEM: Final[TypeAdapter[Any]] = TypeAdapter(TResponseOutputItem)
+_REPLY: Final = TypeAdapter(ModelResponse)
 _LAST: Final = ("response.completed", "response.incomplete", "response.failed")
 _POLICY: Final = Policy(effect="reads", retry=ONCE)
 """The SDK and its client define a model's retries."""
-_OVER: Final[Any] = object()
 
 
 def recorded(config: RunConfig | Mapping[str, Any] | None) -> RunConfig:
@@ -76,50 +74,26 @@ class RecordedModel(Model):
         return model if isinstance(model, RecordedModel) else cls(model, name)
 
     async def get_response(self, *args: Any, **given: Any) -> ModelResponse:
-        async def ask(**request: Any) -> dict[str, Any]:
-            reply = await self.inner.get_response(*args, **given)
-            return self._reply_data(reply.output, reply.usage, reply.response_id, reply.request_id, reply.raw_usage)
+        async def ask(**_: Any) -> dict[str, Any]:
+            return self._written(await self.inner.get_response(*args, **given))
 
-        return _response(await self._asked(ask, self._request(*args, **given)))
+        turn = turn_here(self.name)
+        request = self._request(*args, **given)
+        return _read(await asked(turn.host, self.name, ask, key=turn.model_key, policy=_POLICY, **request))
 
     async def stream_response(self, *args: Any, **given: Any) -> AsyncIterator[TResponseStreamEvent]:
         """Yields events as they arrive; the last one once the reply is recorded. A recorded reply yields only the last
         one."""
-        events: asyncio.Queue[Any] = asyncio.Queue()
-
-        async def ask(**request: Any) -> dict[str, Any]:
-            whole, items = None, list[Any]()
-            async for event in self.inner.stream_response(*args, **given):
-                if event.type in _LAST:
-                    whole = event
-                    continue
-                if event.type == "response.output_item.done":
-                    items.append(event.item)
-                events.put_nowait(event)
-            return self._streamed_reply(whole, items)
-
-        asked = asyncio.ensure_future(self._asked(ask, self._request(*args, **given)))
-        asked.add_done_callback(lambda _: events.put_nowait(_OVER))
-        count = 0
-        try:
-            while (event := await events.get()) is not _OVER:
+        turn, count = turn_here(self.name), 0
+        events = streamed(
+            turn.host, self.name, partial(self.inner.stream_response, *args, **given), write=self._streamed_reply,
+            read=lambda reply: [_completed(reply, count)], is_early=lambda event: event.type not in _LAST,
+            key=turn.model_key, policy=_POLICY, **self._request(*args, **given),
+        )  # fmt: skip
+        async with aclosing(events):
+            async for event in events:
                 count += 1
                 yield event
-            yield _completed(await asked, count)
-        finally:
-            asked.cancel()
-
-    async def _asked(self, ask: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]) -> dict[str, Any]:
-        """Returns the recorded reply, or the model's. A recorded failure is not final: the SDK asked again."""
-        turn, tracked = turn_here(self.name), CallTracker(self.name, ask)
-        model = AsyncTool[..., Any](tracked.fn, self.name, _POLICY)
-        while True:
-            try:
-                reply: dict[str, Any] = await turn.host.model(model, key=turn.model_key(), **request)
-                return reply
-            except StepFailed as failed:
-                if tracked.was_called:
-                    raise (failed.__cause__ or failed) from None
 
     def _request(
         self, system_instructions: str | None, input: str | list[TResponseInputItem],  # noqa: A002
@@ -137,30 +111,20 @@ class RecordedModel(Model):
             **{name: value for name, value in options.items() if value is not None},
         }  # fmt: skip
 
-    def _reply_data(
-        self,
-        output: Sequence[Any],
-        usage: Usage,
-        id: str | None,  # noqa: A002
-        request_id: str | None,
-        raw: Any,
-    ) -> dict[str, Any]:
-        items = [item if isinstance(item, dict) else item.model_dump(exclude_unset=True) for item in output]
-        # The SDK stores details as a list of one; Killick reads a plain object.
-        used = {
-            name: value[0] if name.endswith("_details") else value for name, value in serialize_usage(usage).items()
-        }
-        data = {"object": "response", "id": id, "model": self.name, "output": items, "usage": used}
-        return {**data, "request_id": request_id, "raw_usage": raw}
+    def _written(self, reply: ModelResponse) -> dict[str, Any]:
+        written = _REPLY.dump_python(reply, mode="json", exclude_unset=True)
+        return {"object": "response", "id": reply.response_id, "model": self.name, **written}
 
-    def _streamed_reply(self, last: Any, items: Sequence[Any]) -> dict[str, Any]:
-        """Returns a streamed reply. Some providers omit its items from the last event."""
+    def _streamed_reply(self, events: Sequence[Any]) -> dict[str, Any]:
+        last = events[-1] if events and events[-1].type in _LAST else None
         if last is None or last.type != "response.completed":
             how = "before the reply did" if last is None else f"with {last.type}"
             raise ModelBehaviorError(f"{self.name}: the stream ended {how}")
         whole: Response = last.response
-        used = Usage() if whole.usage is None else _usage_of(whole.usage)
-        return self._reply_data(whole.output or items, used, whole.id, getattr(whole, "_request_id", None), None)
+        # Some providers omit the items from the last event.
+        items = whole.output or [event.item for event in events if event.type == "response.output_item.done"]
+        used = Usage() if whole.usage is None else deserialize_usage({"requests": 1, **whole.usage.model_dump()})
+        return self._written(ModelResponse(items, used, whole.id, getattr(whole, "_request_id", None)))
 
     def get_retry_advice(self, request: Any) -> Any:
         return self.inner.get_retry_advice(request)
@@ -179,47 +143,14 @@ def _shown(tool: Tool) -> dict[str, Any]:
     return {"type": tool.name}
 
 
-def _response(data: dict[str, Any]) -> ModelResponse:
-    return ModelResponse(
-        output=[_ITEM.validate_python(item) for item in data["output"]],
-        usage=deserialize_usage(data["usage"]),
-        response_id=data["id"],
-        request_id=data["request_id"],
-        raw_usage=data["raw_usage"],
-    )
-
-
-def _usage_of(used: ResponseUsage) -> Usage:
-    return Usage(
-        requests=1,
-        input_tokens=used.input_tokens,
-        output_tokens=used.output_tokens,
-        total_tokens=used.total_tokens,
-        input_tokens_details=used.input_tokens_details,
-        output_tokens_details=used.output_tokens_details,
-    )
+def _read(data: dict[str, Any]) -> ModelResponse:
+    return _REPLY.validate_python(data)
 
 
 def _completed(data: dict[str, Any], number: int) -> ResponseCompletedEvent:
     """Returns a stream's last event from the recorded reply."""
-    said = _response(data)
-    used = said.usage
-    whole = Response(
-        id=said.response_id or "",
-        created_at=0,
-        model=data["model"],
-        object="response",
-        output=said.output,  # type: ignore[arg-type,unused-ignore]
-        parallel_tool_calls=False,
-        tool_choice="auto",
-        tools=[],
-        status="completed",
-        usage=ResponseUsage(
-            input_tokens=used.input_tokens,
-            input_tokens_details=used.input_tokens_details,
-            output_tokens=used.output_tokens,
-            output_tokens_details=used.output_tokens_details,
-            total_tokens=used.total_tokens,
-        ),
+    shown = {**data, "id": data["id"] or "", "created_at": 0, "status": "completed"}
+    shown |= {"parallel_tool_calls": False, "tool_choice": "auto", "tools": []}
+    return ResponseCompletedEvent.model_validate(
+        {"type": "response.completed", "sequence_number": number, "response": shown}
     )
-    return ResponseCompletedEvent(response=whole, sequence_number=number, type="response.completed")

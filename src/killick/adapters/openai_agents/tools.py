@@ -13,9 +13,8 @@ from agents.tool_context import ToolContext
 
 from agents import CustomTool, FunctionTool, ModelBehaviorError, Tool
 from killick.adapters.openai_agents.turns import Turn, turn_here
-from killick.adapters.tool_gate import Errors, ToolFailed, hinted, is_answer
+from killick.adapters.tool_gate import Errors, ToolFailed, declared, hinted, is_answer
 from killick.contracts.facts import Approval
-from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool, resolved_hints
 from killick.definitions.tools import Tool as KillickTool
 from killick.engine.steps.intention import ERROR, is_error
@@ -23,7 +22,7 @@ from killick.errors import DeclarationRefused, Rejected, StepFailed, ValueRefuse
 from killick.model.codec import plain
 
 Said: TypeAlias = AnyTool | Mapping[str, Any] | str | None
-"""A tool's options: those of `killick.tool`, its effect alone, or a `killick.Tool`; None leaves it unrecorded."""
+"""A tool's options, as in `ToolOptions`; None leaves it unrecorded."""
 
 _LOCAL: Final = ("executor", "editor", "computer")
 """The attributes of local tools that are not functions."""
@@ -61,21 +60,15 @@ class Gate:
 
     def _declared(self, tool: FunctionTool | CustomTool, name: str) -> AnyTool:
         """Returns its Killick declaration: from the given options, or its server's hints."""
-        said = self._said.get(name)
-        if isinstance(said, KillickTool):
-            return said
-        options: dict[str, Any] = (
-            {"effect": said} if isinstance(said, str) else dict(said or hinted(getattr(tool, "mcp_annotations", None)))
-        )
-        if not isinstance(tool, FunctionTool):
-            return open_tool(name, doc=tool.description, **options)
-        if tool.timeout_seconds is not None:
-            options.setdefault("timeout", tool.timeout_seconds)
-        declared = open_tool(name, schema=tool.params_json_schema, doc=tool.description, **options)
-        if (own := getattr(tool, "__wrapped__", None)) is not None:
+        said = self._said.get(name, hinted(getattr(tool, "mcp_annotations", None)))
+        known: dict[str, Any] = {"doc": tool.description}
+        if isinstance(tool, FunctionTool):
+            known |= {"schema": tool.params_json_schema, "timeout": tool.timeout_seconds}
+        made = declared(name, said or {}, **known)
+        if made is not said and (own := getattr(tool, "__wrapped__", None)) is not None:
             # A recorded result is converted to the function's declared return type.
-            declared.shape.returns = resolved_hints(own).get("return", Any)
-        return declared
+            made.shape.returns = resolved_hints(own).get("return", Any)
+        return made
 
     def _gated(self, tool: FunctionTool | CustomTool, declared: AnyTool) -> Tool:
         gated = copy.copy(tool)
@@ -125,7 +118,7 @@ class _Calls:
         arguments, key = self._read(input), turn.call_key(ctx.tool_call_id)
         declared = self._declared
         if declared.policy.approve is None and await self._needs_approval(ctx, arguments, input):
-            declared = declared.options(approve=self._approval)  # type: ignore[attr-defined]
+            declared = declared.options(approve=self._approval)
 
         async def invoke(**given: Any) -> Any:
             if given != arguments:
