@@ -31,8 +31,9 @@ from agent_framework import _tools as framework_tools
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 from agent_framework.exceptions import ToolException, UserInputRequiredException, WorkflowCheckpointException
 
+from killick.adapters import tool_gate
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner, in_thread
-from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
+from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, in_own_form, own_form
 from killick.errors import KillickError, Rejected, RunWaiting
 from killick.ids import RandomIds
 from killick.llm.external import Host
@@ -216,12 +217,12 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
             # The framework would report any other exception to the model as a tool failure.
             raise MiddlewareFailure(str(error)) from error
         if isinstance(outcome, Mapping) and _ENDED in outcome:
-            context.result = _read(outcome[_RESULT])
+            context.result = _read(outcome["result"])
             raise MiddlewareTermination(outcome[_ENDED], result=context.result)
         context.result = _read(outcome)
 
     async def _outcome(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> Any:
-        host, function, given = hosted(self._host, "KillickTools"), context.function, _arguments(context)
+        host, function, given = tool_gate.hosted(self._host, "KillickTools"), context.function, _arguments(context)
         tool = self._declared.of(function.name, schema=function.parameters(), doc=function.description)
 
         async def apply(**judged: Any) -> Any:
@@ -231,11 +232,11 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
                 await call_next()
             except MiddlewareTermination as ended:
                 # The tool ran, and ends the agent's loop.
-                return {_ENDED: str(ended), _RESULT: _written(ended.result or context.result)}
+                return {_ENDED: str(ended), "result": _written(ended.result or context.result)}
             return _written(context.result)
 
         key = context.metadata.get("call_id")
-        return await called(host, tool, given, apply, errors=self._errors, key=key, bubbles=_BEFORE_ANYTHING)
+        return await tool_gate.called(host, tool, given, apply, errors=self._errors, key=key, bubbles=_BEFORE_ANYTHING)
 
 
 _BEFORE_ANYTHING: tuple[type[BaseException], ...] = (
@@ -251,28 +252,25 @@ def _arguments(context: FunctionInvocationContext) -> dict[str, Any]:
 
 
 _ENDED: Final = "agent-framework:ended"
-_RESULT: Final = "agent-framework:result"
-_CONTENT: Final = "agent-framework:content"
-_CONTENTS: Final = "agent-framework:contents"
 
 
 def _written(result: Any) -> Any:
     """Returns a tool's result for recording: text as text, so that people can read and supply it when they resolve an
     unknown outcome; other contents in the framework's form."""
     if isinstance(result, Content):
-        return {_CONTENT: result.to_dict()}
+        return in_own_form(result.to_dict())
     if isinstance(result, list) and result and all(isinstance(part, Content) for part in result):
         only = result[0]
         if len(result) == 1 and only.type == "text" and only == Content.from_text(only.text or ""):
             return only.text
-        return {_CONTENTS: [part.to_dict() for part in result]}
+        return in_own_form([part.to_dict() for part in result])
     return result
 
 
 def _read(written: Any) -> Any:
-    if isinstance(written, Mapping) and _CONTENTS in written:
-        return [Content.from_dict(part) for part in written[_CONTENTS]]
-    return Content.from_dict(written[_CONTENT]) if isinstance(written, Mapping) and _CONTENT in written else written
+    if (contents := own_form(written)) is None:
+        return written
+    return list(map(Content.from_dict, contents)) if isinstance(contents, list) else Content.from_dict(contents)
 
 
 class KillickChat(ChatMiddleware):  # type: ignore[misc,unused-ignore]
@@ -287,7 +285,7 @@ class KillickChat(ChatMiddleware):  # type: ignore[misc,unused-ignore]
 
     async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
         """Calls the model, or returns its recorded reply."""
-        host, request = hosted(self._host, "KillickChat"), _request(context)
+        host, request = tool_gate.hosted(self._host, "KillickChat"), _request(context)
         who = f"{type(context.client).__name__}.get_response"
         form = (context.options or {}).get("response_format")
         if context.stream:
@@ -296,7 +294,7 @@ class KillickChat(ChatMiddleware):  # type: ignore[misc,unused-ignore]
                 await call_next()
                 return context.result
 
-            parts = streamed(host, who, begin, write=_updates, read=_updates_read, **request)
+            parts = tool_gate.streamed(host, who, begin, write=_updates, read=_updates_read, **request)
             context.result = ResponseStream(
                 parts, finalizer=lambda updates: ChatResponse.from_updates(updates, output_format_type=form)
             )
@@ -306,7 +304,7 @@ class KillickChat(ChatMiddleware):  # type: ignore[misc,unused-ignore]
             await call_next()
             return _reply(context.result)
 
-        reply = await asked(host, who, chat, **request)
+        reply = await tool_gate.asked(host, who, chat, **request)
         context.result = ChatResponse.from_dict({**reply["response"], "response_format": form})
 
 

@@ -7,17 +7,27 @@ those of AutoGen's own `save_state`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from autogen_agentchat.base import TaskResult
 from autogen_core import CancellationToken
 from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, ModelInfo, RequestUsage
-from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolResult, ToolSchema, Workbench
+from autogen_core.tools import (
+    BaseTool,
+    FunctionTool,
+    StaticWorkbench,
+    TextResultContent,
+    ToolResult,
+    ToolSchema,
+    Workbench,
+)
 from pydantic import ValidationError
 
+from killick.adapters import tool_gate
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner
-from killick.adapters.tool_gate import Errors, ToolGate, ToolOptions, asked, hosted, raising_stop, streamed, unstopped
+from killick.adapters.tool_gate import Errors, ToolGate, ToolOptions
 from killick.llm.external import Host, here
 
 SPACE: Final = "autogen"
@@ -50,7 +60,7 @@ class KillickStates(StateOwner):
         """Saves the state of an idle agent or team atomically. While its tools wait for a person it is not saved: the
         run continues from the previous state."""
         if (host := here()) is not None:
-            unstopped(host, "KillickStates")
+            tool_gate.unstopped(host, "KillickStates")
         kept = StateEntry(_STATE, dict(await of.save_state()))
         await asyncio.to_thread(self._shelf.put, id, kept)
 
@@ -73,7 +83,7 @@ async def run(of: Runnable, *, host: Host | None = None, **given: Any) -> TaskRe
     """Runs an agent or a team, and raises its tools' errors: killick.RunWaiting if only a person can let a call
     continue. After the answer, run the same again, from the previous state. `given` are the arguments of AutoGen's
     `run`."""
-    with raising_stop(hosted(host, "run")):
+    with tool_gate.raising_stop(tool_gate.hosted(host, "run")):
         return await of.run(**given)
 
 
@@ -93,17 +103,15 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         self, tools: Sequence[AnyTool] | Workbench, host: Host | None = None, *, options: ToolOptions | None = None,
         errors: Errors = "answer",
     ) -> None:  # fmt: skip
-        self._inner = tools if isinstance(tools, Workbench) else None
         given = () if isinstance(tools, Workbench) else tools
         made = [each if isinstance(each, BaseTool) else FunctionTool(each, each.__doc__ or "") for each in given]
         self._tools: dict[str, BaseTool[Any, Any]] = {each.name: each for each in made}
+        self._inner = tools if isinstance(tools, Workbench) else StaticWorkbench(made)
         self._gate = ToolGate(host, options, errors, "KillickWorkbench")
 
     async def list_tools(self) -> list[ToolSchema]:
         """Returns the tools as models see them."""
-        if self._inner is not None:
-            return await self._inner.list_tools()
-        return [tool.schema for tool in self._tools.values()]
+        return await self._inner.list_tools()
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any] | None = None,
@@ -114,65 +122,48 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         schema = next((shown for shown in await self.list_tools() if shown["name"] == name), None)
         if schema is None:
             return _answer(name, f"Tool {name} not found.", is_error=True)
-        if (misfit := self._misfit(name, given)) is not None:
-            return _answer(name, misfit, is_error=True)
+        tool = self._tools.get(name)
+        try:
+            if tool is not None:
+                tool.args_type().model_validate(given)
+        except ValidationError as misfit:  # the model corrects it, and it is not recorded
+            return _answer(name, str(misfit), is_error=True)
 
         async def apply(**judged: Any) -> Any:
-            if self._inner is not None:
+            if tool is None:
                 return _written(await self._inner.call_tool(name, judged, token, call_id))
-            tool = self._tools[name]
+            # The workbench would make a result of its error.
             running = asyncio.ensure_future(tool.run_json(judged, token, call_id=call_id))
             token.link_future(running)
             return tool.return_value_as_string(await running)
 
-        shown = {"schema": schema.get("parameters"), "doc": schema.get("description", "")}
-        outcome, error = await self._gate.call(name, given, apply, key=call_id or None, **shown)
+        parameters, doc = schema.get("parameters"), schema.get("description", "")
+        outcome, error = await self._gate.call(name, given, apply, schema=parameters, doc=doc, key=call_id or None)
         if error is not None:
             return _answer(name, error, is_error=True)
-        if isinstance(outcome, Mapping) and _RESULT in outcome:
-            return ToolResult.model_validate(outcome[_RESULT])
+        if (whole := tool_gate.own_form(outcome)) is not None:
+            return ToolResult.model_validate(whole)
         return _answer(name, str(outcome))
-
-    def _misfit(self, name: str, given: Mapping[str, Any]) -> str | None:
-        """Returns the misfit of arguments: the model corrects it, and it is not recorded."""
-        try:
-            if name in self._tools:
-                self._tools[name].args_type().model_validate(given)
-        except ValidationError as error:
-            return str(error)
-        return None
 
     async def start(self) -> None:
         """Starts the inner workbench."""
-        if self._inner is not None:
-            await self._inner.start()
+        await self._inner.start()
 
     async def stop(self) -> None:
         """Stops the inner workbench."""
-        if self._inner is not None:
-            await self._inner.stop()
+        await self._inner.stop()
 
     async def reset(self) -> None:
         """Resets the inner workbench."""
-        if self._inner is not None:
-            await self._inner.reset()
+        await self._inner.reset()
 
     async def save_state(self) -> Mapping[str, Any]:
         """Saves the inner workbench's state."""
-        if self._inner is not None:
-            return await self._inner.save_state()
-        return {"tools": {name: await tool.save_state_json() for name, tool in self._tools.items()}}
+        return await self._inner.save_state()
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
         """Loads the inner workbench's state."""
-        if self._inner is not None:
-            await self._inner.load_state(state)
-            return
-        for name, tool in self._tools.items():
-            await tool.load_state_json(state.get("tools", {}).get(name, {}))
-
-
-_RESULT: Final = "autogen:result"
+        await self._inner.load_state(state)
 
 
 def _answer(name: str, text: str, *, is_error: bool = False) -> ToolResult:
@@ -183,7 +174,7 @@ def _written(result: ToolResult) -> Any:
     """Returns a result for recording: text as text, so that people can read and supply it."""
     if not result.is_error and all(isinstance(part, TextResultContent) for part in result.result):
         return result.to_text()
-    return {_RESULT: result.model_dump(mode="json")}
+    return tool_gate.in_own_form(result.model_dump(mode="json"))
 
 
 class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-ignore]
@@ -201,23 +192,19 @@ class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-igno
         """Calls the model, or returns its recorded reply."""
 
         async def ask(**_: Any) -> Any:
-            return _result(await self._inner.create(messages, **given))
+            return (await self._inner.create(messages, **given)).model_dump(mode="json")
 
-        host = unstopped(self._host, "KillickModelClient")
-        reply = await asked(host, f"{type(self._inner).__name__}.create", ask, **_request(messages, given))
+        host = tool_gate.unstopped(self._host, "KillickModelClient")
+        reply = await tool_gate.asked(host, f"{type(self._inner).__name__}.create", ask, **_request(messages, given))
         return CreateResult.model_validate(reply)
 
-    async def create_stream(
-        self, messages: Sequence[LLMMessage], **given: Any
-    ) -> AsyncGenerator[str | CreateResult, None]:
+    def create_stream(self, messages: Sequence[LLMMessage], **given: Any) -> AsyncGenerator[str | CreateResult, None]:
         """Streams the model's reply in parts and finally whole; or returns the recorded one."""
-
-        async def begin() -> AsyncIterable[str | CreateResult]:
-            return self._inner.create_stream(messages, **given)
-
-        host, who = unstopped(self._host, "KillickModelClient"), f"{type(self._inner).__name__}.create_stream"
-        async for part in streamed(host, who, begin, write=_parts, read=_parts_read, **_request(messages, given)):
-            yield part
+        return tool_gate.streamed(
+            tool_gate.unstopped(self._host, "KillickModelClient"), f"{type(self._inner).__name__}.create_stream",
+            partial(self._inner.create_stream, messages, **given), write=_parts, read=_parts_read,
+            **_request(messages, given),
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Closes the inner client."""
@@ -258,14 +245,10 @@ def _request(messages: Sequence[LLMMessage], given: Mapping[str, Any]) -> dict[s
     return {"messages": [message.model_dump(mode="json") for message in messages], "options": options}
 
 
-def _result(result: CreateResult) -> dict[str, Any]:
-    return result.model_dump(mode="json")
-
-
 def _parts(parts: list[str | CreateResult]) -> dict[str, Any]:
     whole = next((part for part in parts if isinstance(part, CreateResult)), None)
     said = [part for part in parts if isinstance(part, str)]
-    return {**(_result(whole) if whole is not None else {}), "said": said}
+    return {**(whole.model_dump(mode="json") if whole is not None else {}), "said": said}
 
 
 def _parts_read(reply: Any) -> Iterator[str | CreateResult]:

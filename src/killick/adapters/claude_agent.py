@@ -23,10 +23,9 @@ from claude_agent_sdk import (
 )
 
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry, client_of, in_thread
-from killick.adapters.tool_gate import Errors, ToolFailed, called, hinted, hosted
+from killick.adapters.tool_gate import Errors, ToolFailed, ToolOptions, called, declared, hinted, hosted
 from killick.client.client import AnyClient
-from killick.definitions.open_tools import open_tool
-from killick.definitions.tools import AnyTool, Tool
+from killick.definitions.tools import AnyTool
 from killick.errors import HeadMoved, Rejected, RunWaiting
 from killick.ids import RandomIds
 from killick.llm.external import Host, attempt
@@ -154,8 +153,8 @@ def _summary(key: SessionKey, kept: StateEntry | None) -> SessionSummaryEntry | 
 
 
 def gated(
-    offered: Sequence[SdkMcpTool[Any]], *, tools: Mapping[str, AnyTool | Mapping[str, Any] | str] | None = None,
-    host: Host | None = None, errors: Errors = "answer",
+    offered: Sequence[SdkMcpTool[Any]], *, tools: ToolOptions | None = None, host: Host | None = None,
+    errors: Errors = "answer",
 ) -> list[SdkMcpTool[Any]]:  # fmt: skip
     """Returns tools for `create_sdk_mcp_server` whose calls go through the current host's gate.
 
@@ -173,19 +172,15 @@ def gated(
 def _gated(
     offered: SdkMcpTool[Any], said: AnyTool | Mapping[str, Any] | str, host: Host | None, errors: Errors
 ) -> SdkMcpTool[Any]:
-    own = offered.handler
-    if isinstance(said, Tool):
-        declared, handler = said, None
-    else:
-        options = {"effect": said} if isinstance(said, str) else dict(said)
-        declared = open_tool(offered.name, schema=_schema(offered.input_schema), doc=offered.description, **options)
+    tool = declared(offered.name, said, schema=_schema(offered.input_schema), doc=offered.description)
 
-        async def handler(**arguments: Any) -> Any:
-            return await own(arguments)
+    async def handler(**arguments: Any) -> Any:
+        return await offered.handler(arguments)
 
     async def through(arguments: Any) -> dict[str, Any]:
+        own = None if tool is said else handler
         try:
-            answer = await called(hosted(host, offered.name), declared, dict(arguments), handler, errors=errors)
+            answer = await called(hosted(host, offered.name), tool, dict(arguments), own, errors=errors)
         except (Rejected, ToolFailed) as failed:
             return _text_result(str(failed), is_error=True)
         except RunWaiting as waiting:

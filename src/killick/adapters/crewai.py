@@ -20,23 +20,11 @@ from crewai.utilities.agent_utils import extract_tool_call_info
 from crewai.utilities.string_utils import sanitize_tool_name
 from pydantic import BaseModel, PrivateAttr
 
+from killick.adapters import tool_gate
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry
-from killick.adapters.tool_gate import (
-    Declared,
-    ErrorAnswer,
-    Errors,
-    Stopped,
-    ToolFailed,
-    Waiting,
-    answered,
-    answering,
-    asked,
-    asked_sync,
-    called,
-    hosted,
-)
+from killick.adapters.tool_gate import ErrorAnswer, Errors, Stopped, ToolFailed, Waiting
 from killick.definitions.tools import AnyTool
-from killick.errors import KillickError, Rejected, RunWaiting, StepFailed
+from killick.errors import KillickError, Rejected, RunWaiting
 from killick.llm.external import Host
 
 __all__ = ["KillickFlowPersistence", "KillickTool", "ToolFailed", "Waiting", "gated", "recorded"]
@@ -46,7 +34,6 @@ SPACE: Final = "crewai"
 
 _STATE: Final = "state"
 _PENDING: Final = "pending"
-_FAILURE: Final = "crewai:failure"
 
 L = TypeVar("L", bound=BaseLLM)
 
@@ -125,30 +112,30 @@ class KillickTool(BaseTool):  # type: ignore[misc,unused-ignore]
     _errors: Errors = PrivateAttr(default="answer")
 
     def _run(self, **arguments: Any) -> Any:
-        own = answering(self._tool, self._apply, self._errors)
         with _as_failure() as failure:
-            return self._read(answered(hosted(self._host, "gated").call_sync(self._tool, arguments, fn=own)))
+            host = tool_gate.hosted(self._host, "gated")
+            return self._read(tool_gate.called_sync(host, self._tool, arguments, self._apply, errors=self._errors))
         return failure[0]
 
     async def _arun(self, **arguments: Any) -> Any:
-        host = hosted(self._host, "gated")
         with _as_failure() as failure:
-            return self._read(await called(host, self._tool, arguments, self._apply, errors=self._errors))
+            host = tool_gate.hosted(self._host, "gated")
+            return self._read(await tool_gate.called(host, self._tool, arguments, self._apply, errors=self._errors))
         return failure[0]
 
     def _apply(self, **judged: Any) -> Any:
         # In the host's thread for any caller: an async tool may have its loop there.
         result = self.inner._run(**self._validate_kwargs(judged))
         result = asyncio.run(result) if asyncio.iscoroutine(result) else result
-        return {_FAILURE: result.model_dump(mode="json")} if isinstance(result, ToolFailure) else result
+        return tool_gate.in_own_form(result.model_dump(mode="json")) if isinstance(result, ToolFailure) else result
 
     def _read(self, written: Any) -> Any:
         """Returns a result as the agent sees it: the tool's reported failure, or its declared form."""
-        if not isinstance(written, dict):
+        if (failure := tool_gate.own_form(written)) is not None:
+            return ToolFailure.model_validate(failure)
+        if self.result_schema is None or not isinstance(written, dict):
             return written
-        if _FAILURE in written:
-            return ToolFailure.model_validate(written[_FAILURE])
-        return self.result_schema.model_validate(written) if self.result_schema is not None else written
+        return self.result_schema.model_validate(written)
 
 
 def gated(tool: BaseTool, host: Host | None = None, *, errors: Errors = "answer", **options: Any) -> KillickTool:
@@ -162,11 +149,9 @@ def gated(tool: BaseTool, host: Host | None = None, *, errors: Errors = "answer"
     shared = ("name", "description", "args_schema", "result_schema", "cache_function", "env_vars", "result_as_answer")
     limits = ("max_usage_count", "current_usage_count", "tool_failure_policy")
     through = KillickTool(inner=tool, **{name: getattr(tool, name) for name in (*shared, *limits)})
-    name = sanitize_tool_name(tool.name)
+    name, schema = sanitize_tool_name(tool.name), tool.args_schema.model_json_schema()
     through._host, through._errors = host, errors
-    through._tool = Declared({name: options}).of(
-        name, schema=tool.args_schema.model_json_schema(), doc=tool.description
-    )
+    through._tool = tool_gate.declared(name, options, schema=schema, doc=tool.description)
     return through
 
 
@@ -178,8 +163,6 @@ def _as_failure() -> Generator[list[ToolFailure]]:
         yield found
     except (Rejected, ErrorAnswer) as failed:
         found.append(ToolFailure(message=str(failed), code=getattr(failed, "code", None)))
-    except StepFailed as failed:
-        raise ToolFailed(str(failed.failure)) from failed
     except KillickError as error:
         raise (Waiting(error) if isinstance(error, RunWaiting) else Stopped(str(error))) from error
 
@@ -200,7 +183,7 @@ def recorded(llm: L, host: Host | None = None) -> L:
 
             given = dict(zip(_GIVEN, args, strict=False)) | kwargs
             request = _request(self, messages, given)
-            return _said(self, asked_sync(hosted(host, "recorded"), called, ask, **request), given)
+            return _said(self, tool_gate.asked_sync(tool_gate.hosted(host, "recorded"), called, ask, **request), given)
 
         async def acall(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
             async def ask(**_: Any) -> Any:
@@ -209,7 +192,7 @@ def recorded(llm: L, host: Host | None = None) -> L:
 
             given = dict(zip(_GIVEN, args, strict=False)) | kwargs
             request = _request(self, messages, given)
-            return _said(self, await asked(hosted(host, "recorded"), called, ask, **request), given)
+            return _said(self, await tool_gate.asked(tool_gate.hosted(host, "recorded"), called, ask, **request), given)
 
     Recorded.__name__, Recorded.__qualname__ = kind.__name__, kind.__qualname__
     same = llm.model_copy()

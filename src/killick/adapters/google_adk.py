@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -43,9 +43,6 @@ SPACE: Final = "google-adk"
 """The default name prefix of this adapter's logs in a store."""
 
 A = TypeVar("A", bound=BaseAgent)
-
-_RESULT: Final = "google-adk:result"
-_ACTIONS: Final = "google-adk:actions"
 
 
 def gated(agent: A, host: Host | None = None, *, tools: ToolOptions | None = None, errors: Errors = "answer") -> A:
@@ -94,7 +91,7 @@ class _Gate(tool_gate.ToolGate):
             called.append(True)
             result = await tool.run_async(args=judged, tool_context=tool_context)
             actions = tool_context.actions.model_dump(mode="json", exclude_defaults=True)
-            return {_RESULT: result, _ACTIONS: actions} if actions else result
+            return tool_gate.in_own_form({"result": result, "actions": actions}) if actions else result
 
         # Once confirmed, a call is another step: before, its result was that it needs a confirmation.
         key, is_confirmed = tool_context.function_call_id, tool_context.tool_confirmation is not None
@@ -102,11 +99,11 @@ class _Gate(tool_gate.ToolGate):
         outcome, error = await self.call(tool.name, args, apply, schema=_schema(tool), doc=tool.description, key=key)
         if error is not None:
             return {"error": error}
-        if not (isinstance(outcome, Mapping) and _ACTIONS in outcome):
+        if (whole := tool_gate.own_form(outcome)) is None:
             return outcome
         if not called:
-            _act(tool_context, EventActions.model_validate(outcome[_ACTIONS]))
-        return outcome[_RESULT]
+            _act(tool_context, EventActions.model_validate(whole["actions"]))
+        return whole["result"]
 
     def model(self, given: BaseLlm) -> BaseLlm:
         if "generate_content_async" in vars(given):
@@ -115,18 +112,13 @@ class _Gate(tool_gate.ToolGate):
         object.__setattr__(same, "generate_content_async", partial(self._asked, given))
         return same
 
-    async def _asked(self, llm: BaseLlm, request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse]:
-        async def begin() -> AsyncIterator[LlmResponse]:
-            return llm.generate_content_async(request, stream)
-
-        host = tool_gate.unstopped(self._host, "gated")
-        parts = tool_gate.streamed(
-            host, f"{type(llm).__name__}.generate_content", begin, write=partial(_reply, llm.model),
+    def _asked(self, llm: BaseLlm, request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse]:
+        return tool_gate.streamed(
+            self.unstopped(), f"{type(llm).__name__}.generate_content",
+            partial(llm.generate_content_async, request, stream), write=partial(_reply, llm.model),
             read=lambda reply: map(LlmResponse.model_validate, reply["replies"]),
             is_early=lambda part: bool(part.partial), **_request(llm, request),
         )  # fmt: skip
-        async for part in parts:
-            yield part
 
 
 def _schema(tool: BaseTool) -> Mapping[str, Any] | None:

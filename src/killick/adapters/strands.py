@@ -6,7 +6,7 @@ A tool call is matched by the id of the model's call, a model call by its reques
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeVar, cast
@@ -26,8 +26,6 @@ SPACE: Final = "strands"
 """The default name prefix of this adapter's logs in a store."""
 
 A = TypeVar("A", bound=Agent)
-
-_RESULT: Final = "strands:result"
 
 
 def gated(agent: A, host: Host | None = None, *, tools: ToolOptions | None = None, errors: Errors = "answer") -> A:
@@ -103,38 +101,31 @@ class _Gate(tool_gate.ToolGate):
         except _Interrupted as left:
             yield left.args[0]
             return
-        if isinstance(outcome, Mapping) and _RESULT in outcome:
-            result = outcome[_RESULT]
-        else:
-            text = str(outcome) if error is None else error
-            result = {"status": "success" if error is None else "error", "content": [{"text": text}]}
+        text, status = (str(outcome), "success") if error is None else (error, "error")
+        result = tool_gate.own_form(outcome) or {"status": status, "content": [{"text": text}]}
         yield {**result, "toolUseId": tool_use["toolUseId"]}
 
-    async def _asked(
+    def _asked(
         self, model: Model, messages: Any, tool_specs: Any = None, system_prompt: str | None = None, **given: Any
     ) -> AsyncGenerator[Any]:
-        async def begin() -> AsyncIterable[Any]:
-            return model.stream(messages, tool_specs, system_prompt, **given)
-
         named = str((model.get_config() or {}).get("model_id") or type(model).__name__)
         request: dict[str, Any] = {
             "model": named,
             "messages": [{"role": each["role"], "content": each["content"]} for each in messages],
             "options": {"system": system_prompt, "tools": [spec["name"] for spec in tool_specs or ()]},
         }
-        host, who = tool_gate.unstopped(self._host, "gated"), f"{type(model).__name__}.stream"
-        events = tool_gate.streamed(
-            host, who, begin, write=partial(_reply, named), read=itemgetter("events"), **request
-        )
-        async for event in events:
-            yield event
+        return tool_gate.streamed(
+            self.unstopped(), f"{type(model).__name__}.stream",
+            partial(model.stream, messages, tool_specs, system_prompt, **given),
+            write=partial(_reply, named), read=itemgetter("events"), **request,
+        )  # fmt: skip
 
 
 def _written(result: Mapping[str, Any]) -> Any:
     """Returns a result for recording: text as text, so that people can read and supply it."""
     status, content = result.get("status", "success"), result["content"]
     is_text = status == "success" and [list(part) for part in content] == [["text"]]
-    return content[0]["text"] if is_text else {_RESULT: {"status": status, "content": content}}
+    return content[0]["text"] if is_text else tool_gate.in_own_form({"status": status, "content": content})
 
 
 def _reply(model: str, events: list[Any]) -> dict[str, Any]:

@@ -229,6 +229,10 @@ class ToolGate:
         self._errors: Errors = errors
         self._who = who
 
+    def unstopped(self) -> Host:
+        """Returns the host, unless a call through it was stopped."""
+        return unstopped(self._host, self._who)
+
     async def call(
         self, name: str, arguments: Mapping[str, Any], fn: Callable[..., Any], *, schema: Any, doc: str,
         key: str | None = None, bubbles: tuple[type[BaseException], ...] = (),

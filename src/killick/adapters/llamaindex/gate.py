@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from llama_index.core.agent.workflow import AgentWorkflow
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
@@ -24,8 +24,6 @@ from killick.adapters.tool_gate import Errors, ToolOptions
 from killick.errors import DeclarationRefused
 
 G = TypeVar("G", bound=BaseWorkflowAgent | AgentWorkflow | LLM | BaseTool)
-
-_RESULT: Final = "llamaindex:result"
 
 
 def gated(of: G, *, tools: ToolOptions | None = None, errors: Errors = "answer") -> G:
@@ -83,7 +81,7 @@ class _Gate(tool_gate.ToolGate):
                 bubbles=(WaitingForEvent,),
             )  # fmt: skip
         if error is not None:
-            tool_gate.unstopped(self._host, "gated")
+            self.unstopped()
             raise tool_gate.ToolFailed(error)
         return _output(tool, arguments, outcome)
 
@@ -110,15 +108,13 @@ class _Gate(tool_gate.ToolGate):
         async def ask(**_: Any) -> Any:
             return model.reply(await method(*args, **given))
 
-        host = tool_gate.unstopped(self._host, "gated")
-        return model.read(await tool_gate.asked(host, model.step, ask, **model.request(*args, **given)))
+        return model.read(await tool_gate.asked(self.unstopped(), model.step, ask, **model.request(*args, **given)))
 
     def _asked_sync(self, model: _Model, method: Any, *args: Any, **given: Any) -> Any:
         def ask(**_: Any) -> Any:
             return model.reply(method(*args, **given))
 
-        host = tool_gate.unstopped(self._host, "gated")
-        return model.read(tool_gate.asked_sync(host, model.step, ask, **model.request(*args, **given)))
+        return model.read(tool_gate.asked_sync(self.unstopped(), model.step, ask, **model.request(*args, **given)))
 
     def _streamed_sync(self, model: _Model, method: Any, *args: Any, **given: Any) -> Iterator[Any]:
         """Gives a reply whole: blocking code gets it once it is recorded."""
@@ -136,16 +132,10 @@ class _Gate(tool_gate.ToolGate):
             whole = model.read(reply)
             yield whole.model_copy(update={"delta": "" if begun else _text(whole)})
 
-        async def parts() -> AsyncGenerator[Any]:
-            host = tool_gate.unstopped(self._host, "gated")
-            coming = tool_gate.streamed(
-                host, model.step, begin, write=lambda parts: model.reply(parts[-1]), read=read,
-                is_early=lambda _: True, **model.request(*args, **given),
-            )  # fmt: skip
-            async for part in coming:
-                yield part
-
-        return parts()
+        return tool_gate.streamed(
+            self.unstopped(), model.step, begin, write=lambda parts: model.reply(parts[-1]), read=read,
+            is_early=lambda _: True, **model.request(*args, **given),
+        )  # fmt: skip
 
 
 class _Model(NamedTuple):
@@ -208,10 +198,9 @@ def _written(output: ToolOutput) -> Any:
     if not output.is_error and isinstance(output.raw_output, str) and output.content == output.raw_output:
         return output.raw_output
     shown = {"blocks": output.blocks, "raw_output": output.raw_output, "is_error": output.is_error}
-    return {_RESULT: to_jsonable_python(shown, fallback=str)}
+    return tool_gate.in_own_form(to_jsonable_python(shown, fallback=str))
 
 
 def _output(tool: AsyncBaseTool, arguments: Mapping[str, Any], outcome: Any) -> ToolOutput:
-    is_whole = isinstance(outcome, Mapping) and _RESULT in outcome
-    shown = outcome[_RESULT] if is_whole else {"content": str(outcome), "raw_output": outcome}
+    shown = tool_gate.own_form(outcome) or {"content": str(outcome), "raw_output": outcome}
     return ToolOutput(tool_name=tool.metadata.get_name(), raw_input={"args": (), "kwargs": dict(arguments)}, **shown)
