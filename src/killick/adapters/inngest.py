@@ -6,21 +6,18 @@ that Killick sends when something came for the run. So a function run holds only
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Collection
-from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Final
 
 import inngest
 
 from killick.adapters.engines import commands
-from killick.adapters.engines.turns import SLICE_SECONDS, TurnOutcome, TurnRunner, name_of
-from killick.adapters.engines.wakeups import RunWaker
+from killick.adapters.engines.serving import CallingEngine
+from killick.adapters.engines.turns import SLICE_SECONDS, TurnOutcome, name_of
 from killick.client.client import AnyClient
-from killick.definitions.agents import AGENTS
 from killick.engine.leases import LEASE_SECONDS
 from killick.store.records import RunRow
 
@@ -38,7 +35,7 @@ _PRECISE_SECONDS: Final = 2.0
 """Shorter waits are sleeps: Inngest waits for events in whole seconds."""
 
 
-class Inngest:
+class Inngest(CallingEngine):
     """Killick's runs on Inngest: serve its `functions`, and enter an `async with` block, which watches for runs.
 
     inngest         the app's Inngest client
@@ -54,31 +51,13 @@ class Inngest:
         concurrency: int = 100, lease_seconds: float = LEASE_SECONDS, slice_seconds: float = SLICE_SECONDS,
         duties: bool = True,
     ) -> None:  # fmt: skip
-        self._client = client.as_async()
+        super().__init__(
+            client, agents, concurrency=concurrency, lease_seconds=lease_seconds, slice_seconds=slice_seconds,
+            duties=duties, grace_seconds=_GRACE_SECONDS,
+        )  # fmt: skip
         self._inngest = inngest
-        self._agents = tuple(AGENTS.names() if agents is None else agents)
-        options = {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds}
-        self._turns = TurnRunner(self._client, concurrency=concurrency, **options)
-        self._duties = duties
-        self._serving = AsyncExitStack()
         self.functions = [*map(self._function, self._agents), self._commands()]
         """The functions to serve: one for each agent, and one for commands."""
-
-    async def __aenter__(self) -> Inngest:
-        try:
-            if self._duties:
-                await self._serving.enter_async_context(self._client.worker(agents=()))
-            self._serving.push_async_callback(self._turns.drain)
-            await self._serving.enter_async_context(
-                RunWaker(self._client, self.wake, agents=self._agents, grace_seconds=_GRACE_SECONDS)
-            )
-        except BaseException:
-            await self._serving.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._serving.aclose()
 
     async def wake(self, row: RunRow, reason: str) -> None:
         """Sends what makes Inngest continue a run: as a singleton, its function starts only where none is active."""
@@ -118,17 +97,8 @@ class Inngest:
         triggers: list[Any] = [inngest.TriggerEvent(event=f"{EVENTS}run.{name}") for name in commands.COMMANDS]
         return self._inngest.create_function(fn_id="killick-commands", trigger=triggers, retries=_RETRIES)(command)
 
-    async def _create(self, agent: str, run: str, given: Any) -> None:
-        with commands.final(_error):
-            await commands.create(self._client, agent, run, given)
-
-    async def _turn(self, run: str) -> dict[str, Any]:
-        with commands.final(_error):
-            return dataclasses.asdict(await self._turns.take(run))
-
-    async def _obey(self, run: str, command: str, given: dict[str, Any], request: str) -> None:
-        with commands.final(_error):
-            await commands.obey(self._client, run, command, given, request=request)
+    def _error(self, refused: Exception) -> Exception:
+        return inngest.NonRetriableError(f"{type(refused).__name__}: {refused}")
 
 
 def _run_of(ctx: inngest.Context) -> str:
@@ -136,7 +106,3 @@ def _run_of(ctx: inngest.Context) -> str:
     if not isinstance(run, str):
         raise inngest.NonRetriableError(f"{ctx.event.name} needs the id of the run, as data.run")
     return run
-
-
-def _error(refused: Exception) -> inngest.NonRetriableError:
-    return inngest.NonRetriableError(f"{type(refused).__name__}: {refused}")

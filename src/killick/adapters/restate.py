@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -23,11 +22,12 @@ from restate.client import create_client
 from restate.exceptions import TerminalError
 
 from killick.adapters.engines import commands
-from killick.adapters.engines.turns import SLICE_SECONDS, TurnOutcome, TurnRunner, name_of
-from killick.adapters.engines.wakeups import RunWaker, reason_of
+from killick.adapters.engines.serving import CallingEngine
+from killick.adapters.engines.turns import SLICE_SECONDS, TurnOutcome, name_of
+from killick.adapters.engines.wakeups import reason_of
 from killick.client.client import AnyClient
 from killick.client.start import AsyncHandle
-from killick.definitions.agents import AGENTS, AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
 from killick.errors import KillickError, RunUnknown
 from killick.store.records import RunRow
@@ -58,7 +58,7 @@ _AGAIN: Final = restate.InvocationRetryPolicy(
 )
 
 
-class Restate:
+class Restate(CallingEngine):
     """Killick's runs on a Restate server: Restate calls `app`, and an `async with` block watches for runs.
 
     ingress         Restate's ingress address
@@ -74,23 +74,16 @@ class Restate:
         agents: Collection[str] | None = None, concurrency: int = 100, lease_seconds: float = LEASE_SECONDS,
         slice_seconds: float = SLICE_SECONDS, duties: bool = True,
     ) -> None:  # fmt: skip
-        self._client = client.as_async()
+        super().__init__(
+            client, agents, concurrency=concurrency, lease_seconds=lease_seconds, slice_seconds=slice_seconds,
+            duties=duties,
+        )  # fmt: skip
         self._ingress = ingress
-        self._agents = tuple(AGENTS.names() if agents is None else agents)
-        options = {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds}
-        self._turns = TurnRunner(self._client, concurrency=concurrency, **options)
-        self._slice_seconds = slice_seconds
-        self._duties = duties
-        self._open = 0
+        self._requests_open = 0
         self._gone = asyncio.Event()
         self._requests: Any = None
-        self._serving = AsyncExitStack()
-        self._objects = [self._made(name) for name in self._agents]
-
-    @property
-    def objects(self) -> Sequence[restate.VirtualObject]:
+        self.objects: Sequence[restate.VirtualObject] = [self._made(name) for name in self._agents]
         """The services for a custom endpoint: `restate.app([…, *engine.objects])`."""
-        return self._objects
 
     @property
     def app(self) -> Any:
@@ -98,11 +91,11 @@ class Restate:
         endpoint: Any = restate.app(self.objects)
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            self._open += 1
+            self._requests_open += 1
             try:
                 await endpoint(scope, partial(self._received, receive), send)
             finally:
-                self._open -= 1
+                self._requests_open -= 1
 
         return app
 
@@ -118,30 +111,19 @@ class Restate:
             coming.cancel()
             gone.cancel()
 
-    async def __aenter__(self) -> Restate:
-        try:
-            self._requests = await self._serving.enter_async_context(create_client(self._ingress))
-            if self._duties:
-                await self._serving.enter_async_context(self._client.worker(agents=()))
-            self._serving.push_async_callback(self.drain)
-            await self._serving.enter_async_context(RunWaker(self._client, self.wake, agents=self._agents))
-        except BaseException:
-            await self._serving.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._serving.aclose()
+    async def _open(self, serving: AsyncExitStack) -> None:
+        self._requests = await serving.enter_async_context(create_client(self._ingress))
+        await super()._open(serving)
 
     async def drain(self) -> None:
         """Takes no more turns, and lets every active run yield at its next step.
 
         Call it before the server of `app` stops, so that Restate receives each turn's outcome.
         """
-        await self._turns.drain()
+        await super().drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
-                while self._open:
+                while self._requests_open:
                     await asyncio.sleep(_LOOK_SECONDS)
         self._gone.set()
 
@@ -191,7 +173,9 @@ class Restate:
             except TerminalError as error:
                 if error.status_code == _CANCELLED:
                     because = {"because": "its invocation was cancelled"}
-                    await ctx.run_typed("cancel", self._obey, run=ctx.key(), command="cancel", given=because, id="")
+                    await ctx.run_typed(
+                        "cancel", self._obey, run=ctx.key(), command="cancel", given=because, request=""
+                    )
                 raise
 
         @made.handler(ATTEND, ingress_private=True)
@@ -218,7 +202,7 @@ class Restate:
         async def obeyed(ctx: restate.ObjectSharedContext, given: dict[str, Any]) -> None:
             """Carries out a command for the run; its refusal is the caller's error."""
             request = ctx.request().id
-            await ctx.run_typed(command, self._obey, run=ctx.key(), command=command, given=given, id=request)
+            await ctx.run_typed(command, self._obey, run=ctx.key(), command=command, given=given, request=request)
 
         return obeyed
 
@@ -238,17 +222,9 @@ class Restate:
                 ctx.resolve_awakeable(caller, outcome)
             ctx.clear("callers")
 
-    async def _create(self, agent: str, run: str, given: Any) -> None:
-        with commands.final(_error):
-            await commands.create(self._client, agent, run, given)
-
-    async def _obey(self, run: str, command: str, given: dict[str, Any], id: str) -> None:  # noqa: A002
-        with commands.final(_error):
-            await commands.obey(self._client, run, command, given, request=id)
-
-    async def _turn(self, run: str) -> dict[str, Any]:
-        with commands.final(_error):
-            return dataclasses.asdict(await self._turns.take(run))
+    def _error(self, refused: Exception) -> Exception:
+        status = 404 if isinstance(refused, RunUnknown) else 400
+        return TerminalError(f"{type(refused).__name__}: {refused}", status_code=status)
 
 
 def _result(outcome: TurnOutcome) -> Any:
@@ -256,8 +232,3 @@ def _result(outcome: TurnOutcome) -> Any:
     if outcome.error is not None:
         raise TerminalError(": ".join(outcome.error))
     return outcome.result
-
-
-def _error(refused: Exception) -> TerminalError:
-    status = 404 if isinstance(refused, RunUnknown) else 400
-    return TerminalError(f"{type(refused).__name__}: {refused}", status_code=status)

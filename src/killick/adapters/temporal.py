@@ -26,8 +26,8 @@ from temporalio.worker import Worker
 
 from killick.adapters import temporal_workflow as flow
 from killick.adapters.engines import commands
+from killick.adapters.engines.serving import Engine
 from killick.adapters.engines.turns import SLICE_SECONDS, ToolQueues, Turn, TurnOutcome, name_of
-from killick.adapters.engines.wakeups import RunWaker
 from killick.adapters.temporal_workflow import EngineSettings, RunWorkflow
 from killick.client.client import AnyClient
 from killick.definitions.agents import AnyAgent
@@ -46,7 +46,7 @@ _STICKY: Final = timedelta(seconds=1)
 """The sticky timeout: a workflow's history is short, and another worker reads it quickly."""
 
 
-class Temporal:
+class Temporal(Engine):
     """Killick's runs on a Temporal server. In an `async with` block it serves them; without one it only starts them.
 
     task_queue          the queue of turns. Every worker of a queue must have the same agents
@@ -69,31 +69,25 @@ class Temporal:
         heartbeat_seconds: float = 10.0, lease_seconds: float = LEASE_SECONDS, slice_seconds: float = SLICE_SECONDS,
         duties: bool = True, search_attributes: bool | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        self._client = client.as_async()
+        # A worker of a tool's queue starts no workflows: they would be on its queue.
+        is_of_tool = agents is None and task_queue in (tool_queues or {}).values()
+        super().__init__(client, () if is_of_tool else agents, duties=duties)
         self._temporal = temporal
         self._queue = task_queue
         self._queues = ToolQueues(task_queue, tool_queues) if tool_queues else None
-        # A worker of a tool's queue starts no workflows: they would be on its queue.
-        self._agents = () if agents is None and task_queue in (tool_queues or {}).values() else agents
         self._concurrency = concurrency
         self._heartbeat_seconds = heartbeat_seconds
         self._is_searchable = search_attributes
         self._lease_seconds = lease_seconds
         self._slice_seconds = slice_seconds
-        self._duties = duties
         self._options = options
-        self._serving = AsyncExitStack()
 
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
         """The activities of a custom worker, besides `workflows`; then use `waking()`."""
-        return (self._create, self._advance, self._command)
+        return (self._create_run, self._advance, self._command)
 
-    def waking(self) -> RunWaker:
-        """Signals workflows about events for their runs, and starts those of new runs: an `async with` block."""
-        return RunWaker(self._client, self.wake, agents=self._agents)
-
-    async def __aenter__(self) -> Temporal:
+    async def _open(self, serving: AsyncExitStack) -> None:
         worker = Worker(
             self._temporal,
             task_queue=self._queue,
@@ -102,18 +96,7 @@ class Temporal:
             max_concurrent_activities=self._concurrency,
             **{"sticky_queue_schedule_to_start_timeout": _STICKY, **self._options},
         )
-        try:
-            if self._duties:
-                await self._serving.enter_async_context(self._client.worker(agents=()))
-            await self._serving.enter_async_context(worker)
-            await self._serving.enter_async_context(self.waking())
-        except BaseException:
-            await self._serving.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._serving.aclose()
+        await serving.enter_async_context(worker)
 
     # starting ---------------------------------------------------------------------------------
 
@@ -182,23 +165,21 @@ class Temporal:
     # activities -------------------------------------------------------------------------------
 
     @activity.defn(name=flow.CREATE)
-    async def _create(self, agent: str, run: str, input: Any) -> EngineSettings:  # noqa: A002
+    async def _create_run(self, agent: str, run: str, input: Any) -> EngineSettings:  # noqa: A002
         """Creates the run of a workflow that was started elsewhere. Another worker may know an unknown agent."""
-        with commands.final(_error):
-            await commands.create(self._client, agent, run, input)
+        await self._create(agent, run, input)
         return EngineSettings(self._heartbeat_seconds, await self._can_search())
 
     @activity.defn(name=flow.COMMAND)
     async def _command(self, run: str, command: str, given: dict[str, Any], request: str) -> None:
         """Carries out a command for a run."""
-        with commands.final(_error):
-            await commands.obey(self._client, run, command, given, request=request)
+        await self._obey(run, command, given, request)
 
     @activity.defn(name=flow.ADVANCE)
     async def _advance(self, run: str) -> TurnOutcome:
         """One turn. A worker that stops, or lost its heartbeat, finishes the current step, and no more."""
         try:
-            with commands.final(_error):
+            with commands.final(self._error):
                 turn = Turn(
                     self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds,
                     queues=self._queues,
@@ -234,6 +215,5 @@ class Temporal:
             stopping.cancel()
         return work.result()
 
-
-def _error(refused: Exception) -> ApplicationError:
-    return ApplicationError(str(refused), type=type(refused).__name__, non_retryable=True)
+    def _error(self, refused: Exception) -> Exception:
+        return ApplicationError(str(refused), type=type(refused).__name__, non_retryable=True)

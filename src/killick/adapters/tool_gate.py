@@ -152,9 +152,9 @@ class ErrorAnswer(ToolFailed):
 
 def hinted(hints: Any) -> dict[str, Any]:
     """Returns the options that an MCP server's annotations of a tool amount to."""
-    read = hints.get if isinstance(hints, Mapping) else lambda name: getattr(hints, name, None)
+    said: Mapping[str, Any] = hints if isinstance(hints, Mapping) else getattr(hints, "__dict__", {})
     for kind, *by in (("reads", "read_only_hint", "readOnlyHint"), ("idempotent", "idempotent_hint", "idempotentHint")):
-        if any(read(name) is True for name in by):
+        if any(said.get(name) is True for name in by):
             return {"effect": kind}
     return {}
 

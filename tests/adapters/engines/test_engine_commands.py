@@ -31,7 +31,7 @@ def obey(kd: killick.Client, command: str, request: str, **given: Any) -> None:
 
 
 def create(kd: killick.Client, given: Any) -> None:
-    asyncio.run(commands.create(kd, "asked_by_engines", "r", given))
+    kd.start("asked_by_engines", given, id="r")
 
 
 def test_a_repeated_request_counts_once_and_another_answer_is_refused(kd: killick.Client) -> None:

@@ -48,11 +48,6 @@ def refusal_of(command: str, given: Mapping[str, Any]) -> str | None:
     return f"{command} needs a {needed}" if needed is not None and not isinstance(given.get(needed), str) else None
 
 
-async def create(client: AnyClient, agent: str, run: str, input: Any) -> None:  # noqa: A002
-    """Creates a run unless it exists. Raises RunMismatch if it has another agent or input; no input is any input."""
-    await client.as_async().start(agent, input, id=run)
-
-
 async def obey(client: AnyClient, run: str, command: str, given: Mapping[str, Any] | None, *, request: str) -> None:
     """Carries out a command for a run. `request` identifies it. Raises one of `REFUSALS`."""
     given = dict(given or {})

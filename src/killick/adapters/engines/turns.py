@@ -32,11 +32,6 @@ SIT_SECONDS: Final = 0.5
 SLICE_SECONDS: Final = 600.0
 """How long a run continues before it yields to the engine at its next step."""
 
-BUSY_SECONDS: Final = 0.5
-"""After how long a turn is taken again whose run another process holds."""
-
-_LEAVE_SECONDS: Final = 0.2
-
 RESULT_BYTES_MAX: Final = 1_000_000
 """Larger results stay in the store: engines limit what they pass on."""
 
@@ -164,52 +159,6 @@ class Turn:
         return TurnOutcome(self._run, advanced.status, seconds, shown.step, shown.waits)
 
 
-class TurnRunner:
-    """Takes the turns of an engine that calls this process and may hang up, and drains them."""
-
-    def __init__(
-        self, client: AnyClient, *, concurrency: int, lease_seconds: float = LEASE_SECONDS,
-        slice_seconds: float = SLICE_SECONDS,
-    ) -> None:  # fmt: skip
-        self._client = client
-        self._room = asyncio.Semaphore(concurrency)
-        self._options = {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds}
-        self._turns: dict[asyncio.Task[TurnOutcome], Turn] = {}
-        self._is_draining = False
-
-    async def take(self, run: str) -> TurnOutcome:
-        """One turn. If the engine hangs up, the current step is still finished, and no more. RunUnknown if there is no
-        such run."""
-        async with self._room:
-            if self._is_draining:
-                return TurnOutcome(run, "running", BUSY_SECONDS)
-            turn = Turn(self._client, run, **self._options)
-            work = asyncio.get_running_loop().create_task(turn.take())
-            self._turns[work] = turn
-            work.add_done_callback(self._over)
-            try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:
-                turn.leave()
-                raise
-            except RunBusy:
-                # Its holder finishes a step, or is dead and will be detected.
-                return TurnOutcome(run, "running", BUSY_SECONDS)
-
-    def _over(self, work: asyncio.Task[TurnOutcome]) -> None:
-        self._turns.pop(work, None)
-        if not work.cancelled():
-            work.exception()  # reported to the engine, or no caller waits for it
-
-    async def drain(self) -> None:
-        """Takes no more turns, and lets every active run yield at its next step."""
-        self._is_draining = True
-        while self._turns:
-            for turn in self._turns.values():
-                turn.leave()
-            await asyncio.wait(set(self._turns), timeout=_LEAVE_SECONDS)
-
-
 def state_of(client: AnyClient, run: str) -> TurnOutcome:
     """Returns the recorded state of a run. RunUnknown if there is none."""
     run = renewals.latest(client.runtime.log, run)
@@ -224,7 +173,7 @@ def state_of(client: AnyClient, run: str) -> TurnOutcome:
 
 def wait_shown(wait: Wait, is_shown: bool) -> dict[str, Any]:
     """Returns a wait as an engine shows it. The content of an encrypted store stays there."""
-    shown = {
+    shown: dict[str, Any] = {
         "step": wait.step, "kind": wait.waits_for, "name": wait.name, "to": list(wait.to), "verbs": list(wait.verbs),
         "deadline": None if wait.deadline_us is None else timestamp(wait.deadline_us),
     }  # fmt: skip
