@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from hashlib import sha256
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
@@ -140,45 +141,30 @@ class FrameworkState:
 
     def entries(self, id: str) -> Sequence[StateEntry]:  # noqa: A002
         """Returns an id's current entries in order, by any writer."""
-        log = self.log(id)
-        with log.lock:
-            log.refresh()
+        with self.current(id) as log:
             return list(log.standing.values())
 
     def values(self, id: str, choose: Callable[[Sequence[StateEntry]], Sequence[StateEntry]] = list) -> list[Any]:  # noqa: A002
         """Returns the values of an id's current entries, or of the chosen ones, in one read. The caller may mutate
         them."""
-        log, fresh = self.log(id), dict[int, bytes]()
-        with log.lock:
-            log.refresh(fresh)
+        fresh = dict[int, bytes]()
+        with self.current(id, fresh) as log:
             return log.copies([each.seq for each in choose(list(log.standing.values()))], self._copies, fresh)
 
     def get(self, id: str, name: str) -> StateEntry | None:  # noqa: A002
         """Returns the entry of this name."""
-        log = self.log(id)
-        with log.lock:
-            log.refresh()
+        with self.current(id) as log:
             return log.standing.get(name)
 
     def head(self, id: str) -> int:  # noqa: A002
         """Returns the seq to `expect` for a decision on the current entries; 0 if empty."""
-        log = self.log(id)
-        with log.lock:
-            log.refresh()
+        with self.current(id) as log:
             return log.seq
 
     def drop(self, id: str, *names: str) -> None:  # noqa: A002
         """Deletes these names. The log keeps their history."""
-        at, log = self.client.runtime.clock.now_us(), self.log(id)
-        with log.lock:
-            log.refresh()
-            entries = [
-                Entry(system_events.EntryDropped(at=at, name=name))
-                for name in dict.fromkeys(names)
-                if name in log.standing
-            ]
-            if entries:
-                log.append(entries, None)
+        with self.current(id) as log:
+            log.drop([name for name in dict.fromkeys(names) if name in log.standing])
 
     def forget(self, id: str, *more: str) -> None:  # noqa: A002
         """Removes some ids from the store with all their values, unless shared, and from its write-ahead log."""
@@ -206,6 +192,14 @@ class FrameworkState:
     def opened(self, id: str) -> StateLog:  # noqa: A002
         """Returns an uncached log. A subclass returns its own kind of log."""
         return StateLog(self.client, self.space, id)
+
+    @contextmanager
+    def current(self, id: str, fresh: dict[int, bytes] | None = None) -> Iterator[StateLog]:  # noqa: A002
+        """Locks the log of an id, with all entries so far."""
+        log = self.log(id)
+        with log.lock:
+            log.refresh(fresh)
+            yield log
 
     def log(self, id: str) -> StateLog:  # noqa: A002
         """Returns the cached log of an id; the caller holds its lock."""
@@ -350,6 +344,12 @@ class StateLog:
         return sharing
 
     # writing ----------------------------------------------------------------------------------
+
+    def drop(self, names: Collection[str]) -> None:
+        """Deletes these names."""
+        at = self._client.runtime.clock.now_us()
+        if names:
+            self.append([Entry(system_events.EntryDropped(at=at, name=name)) for name in names], None)
 
     def append(self, entries: Sequence[Entry], expect: int | None) -> int:
         """Appends to the log, creating it if needed; returns the last event's seq."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -28,7 +29,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from killick.adapters.framework_state import in_thread
 from killick.adapters.langgraph.serialization import SERDE, Packer, items_of, renumbered
-from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
+from killick.adapters.langgraph.threads import At, Draft, Thread, Threads, labels_of
 from killick.client.client import AnyClient
 from killick.errors import DeclarationRefused, RunUnknown
 
@@ -71,12 +72,12 @@ class KillickSaver(BaseCheckpointSaver[Any]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Returns the checkpoint that a config names, or the last of its thread and namespace."""
-        thread, at = self._found(config)
-        with thread.lock:
-            if at is None:
-                return None
-            found = self._tuple(thread, config["configurable"]["thread_id"], at)
-        return found._replace(config=config) if found is not None and get_checkpoint_id(config) else found
+        asked, id_ = config["configurable"], get_checkpoint_id(config)
+        ns = asked.get("checkpoint_ns", "")
+        with self._thread(asked["thread_id"]) as thread:
+            at = At(id_, ns) if id_ else thread.latest(ns)
+            found = None if at is None else self._tuple(thread, asked["thread_id"], at)
+        return found._replace(config=config) if found is not None and id_ else found
 
     def list(
         self,
@@ -93,17 +94,14 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         earlier = None if before is None else get_checkpoint_id(before)
         places: list[tuple[At, Any]] = []
         for id in wanted or self._threads.ids():  # noqa: A001
-            thread = self._thread(id)
-            with thread.lock:
-                thread.refresh()
+            with self._thread(id) as thread:
                 places += [(at, id) for at in thread.checkpoints]
         for at, id in sorted(places, key=lambda place: place[0], reverse=True):  # noqa: A001
             if (ns is not None and at.ns != ns) or (id_ and at.id != id_) or (earlier and at.id >= earlier):
                 continue
             if limit is not None and limit <= 0:
                 return
-            thread = self._thread(id)
-            with thread.lock:
+            with self._thread(id) as thread:
                 found = self._tuple(thread, id, at, filter)
             if found is not None:
                 yield found
@@ -137,17 +135,8 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     def _unpacked(self, thread: Thread, packed: Any) -> Any:
         return thread.unpacker(self.serde, items_of(packed)).unpack(packed)
 
-    def _thread(self, id: Any) -> Thread:  # noqa: A002
-        return self._threads.log(str(id))
-
-    def _found(self, config: RunnableConfig) -> tuple[Thread, At | None]:
-        """Returns the current thread of a config, and its checkpoint."""
-        asked = config["configurable"]
-        thread, ns = self._thread(asked["thread_id"]), asked.get("checkpoint_ns", "")
-        with thread.lock:
-            thread.refresh()
-            id_ = get_checkpoint_id(config)
-            return thread, At(id_, ns) if id_ else thread.latest(ns)
+    def _thread(self, id: Any) -> AbstractContextManager[Thread]:  # noqa: A002
+        return cast("AbstractContextManager[Thread]", self._threads.current(str(id)))
 
     # writing ----------------------------------------------------------------------------------
 
@@ -165,10 +154,9 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             packed = {name: packer.pack(part) for name, part in recorded.items()}
             return {"parent": parent, **_saved(packer, checkpoint), "metadata": packed}
 
-        draft = Draft(at.name, {**_ns(at), **({"run": str(run_id)} if run_id is not None else {})}, value)
-        thread = self._thread(asked["thread_id"])
-        with thread.lock:
-            thread.keep(self.serde, lambda: [draft])
+        draft = Draft(at.name, labels_of(at, run=None if run_id is None else str(run_id)), value)
+        with self._thread(asked["thread_id"]) as thread:
+            thread.keep(self.serde, lambda _: [draft])
         return _config(asked["thread_id"], at.ns, at.id)
 
     def put_writes(
@@ -178,18 +166,17 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         asked = config["configurable"]
         at = At(asked["checkpoint_id"], asked.get("checkpoint_ns", ""))
         placed = {WRITES_IDX_MAP.get(channel, place): (channel, value) for place, (channel, value) in enumerate(writes)}
-        thread = self._thread(asked["thread_id"])
 
-        def drafts() -> Sequence[Draft]:
+        def drafts(thread: Thread) -> Sequence[Draft]:
             there = thread.written.get(at, {}).values()
             known = thread.values([each.seq for each in there if each.task == task_id]).values()
             stands = {place for value in known for place, _, _ in value["writes"] if place >= 0}
             fresh = {place: write for place, write in placed.items() if place not in stands}
             if not fresh:
                 return []
-            return [Draft("", {"of": at.id, **_ns(at), "task": task_id}, _writes(task_path, fresh))]
+            return [Draft("", labels_of(at, of=at.id, task=task_id), _writes(task_path, fresh))]
 
-        with thread.lock:
+        with self._thread(asked["thread_id"]) as thread:
             thread.keep(self.serde, drafts)
 
     def delete_thread(self, thread_id: str) -> None:
@@ -200,10 +187,8 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         """Deletes the checkpoints of some LangGraph runs in all threads, with their writes."""
         wanted = set(map(str, run_ids))
         for id in self._threads.ids() if wanted else ():  # noqa: A001
-            thread = self._thread(id)
-            with thread.lock:
-                thread.refresh()
-                self._drop(id, [at for at, standing in thread.checkpoints.items() if standing.run_id in wanted])
+            with self._thread(id) as thread:
+                thread.remove([at for at, standing in thread.checkpoints.items() if standing.run_id in wanted])
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keeps the last checkpoint of each namespace, and the ancestors that its delta channels need; or nothing."""
@@ -213,11 +198,9 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             self._threads.forget(*map(str, thread_ids))
             return
         for id in thread_ids:  # noqa: A001
-            thread = self._thread(id)
-            with thread.lock:
-                thread.refresh()
+            with self._thread(id) as thread:
                 kept = {at for ns in {at.ns for at in thread.checkpoints} for at in self._needed(thread, ns)}
-                self._drop(str(id), [at for at in thread.checkpoints if at not in kept])
+                thread.remove([at for at in thread.checkpoints if at not in kept])
 
     def _needed(self, thread: Thread, ns: str) -> Iterator[At]:
         """Returns the last checkpoint, and the ancestors with its delta channels' changes since they were whole."""
@@ -238,23 +221,15 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             yield at, saved
             at = None if saved["parent"] is None else At(saved["parent"], at.ns)
 
-    def _drop(self, id: str, places: Collection[At]) -> None:  # noqa: A002
-        thread = self._thread(id)
-        written = [name for at in places for name in thread.written.get(at, {})]
-        self._threads.drop(id, *(at.name for at in places), *written)
-
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copies a thread to another id atomically. Shared values are stored once."""
-        source = self._thread(source_thread_id)
-        with source.lock:
-            source.refresh()
+        with self._thread(source_thread_id) as source:
             entries = source.standing_entries()
             values = source.values([seq for seq, _, _ in entries])
             frames = source.frames({number for value in values.values() for number in items_of(value)})
         drafts = [Draft(name, labels, _copied(values[seq], frames)) for seq, name, labels in entries]
-        target = self._thread(target_thread_id)
-        with target.lock:
-            target.keep(self.serde, lambda: drafts)
+        with self._thread(target_thread_id) as target:
+            target.keep(self.serde, lambda _: drafts)
 
     # versions ---------------------------------------------------------------------------------
 
@@ -278,10 +253,6 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         found = self.list(config, **options)
         while (each := await asyncio.to_thread(next, found, None)) is not None:
             yield each
-
-
-def _ns(at: At) -> dict[str, str]:
-    return {"ns": at.ns} if at.ns else {}
 
 
 def _config(thread_id: Any, ns: str, id: str) -> RunnableConfig:  # noqa: A002

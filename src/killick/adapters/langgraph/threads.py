@@ -115,9 +115,9 @@ class Thread(StateLog):
     def standing_entries(self) -> list[tuple[int, str, dict[str, str]]]:
         """Returns the seq, name and labels of current entries in order, for another thread: writes have no name there
         yet."""
-        found = [(each.seq, at.name, _labels(at, run=each.run_id)) for at, each in self.checkpoints.items()]
+        found = [(each.seq, at.name, labels_of(at, run=each.run_id)) for at, each in self.checkpoints.items()]
         for at, written in self.written.items():
-            found += [(each.seq, "", _labels(at, of=at.id, task=each.task)) for each in written.values()]
+            found += [(each.seq, "", labels_of(at, of=at.id, task=each.task)) for each in written.values()]
         return sorted(found)
 
     def latest(self, ns: str) -> At | None:
@@ -181,19 +181,19 @@ class Thread(StateLog):
 
     # writing ----------------------------------------------------------------------------------
 
-    def keep(self, serde: SerializerProtocol, drafts: Callable[[], Sequence[Draft]]) -> None:
+    def keep(self, serde: SerializerProtocol, drafts: Callable[[Thread], Sequence[Draft]]) -> None:
         """Appends entries atomically, decided and numbered for the thread's current state."""
         for tried in range(1, TRIES + 1):
-            self.refresh()
             self._digest()
             first = self._count
-            entries, digests = self._packed(serde, drafts())
+            entries, digests = self._packed(serde, drafts(self))
             try:
                 if entries:
                     self.append(entries, self.seq)
             except HeadMoved:
                 if tried == TRIES:
                     raise
+                self.refresh()
                 continue
             self._known |= digests
             self._digested = self.seq
@@ -202,6 +202,10 @@ class Thread(StateLog):
                     self._remember(first, frame)
                     first += 1
             return
+
+    def remove(self, places: Sequence[At]) -> None:
+        """Deletes checkpoints with their writes."""
+        self.drop([at.name for at in places] + [name for at in places for name in self.written.get(at, {})])
 
     def _packed(self, serde: SerializerProtocol, drafts: Sequence[Draft]) -> tuple[list[Entry], dict[bytes, int]]:
         at, entries, digests = self._client.runtime.clock.now_us(), list[Entry](), dict[bytes, int]()
@@ -222,7 +226,8 @@ class Thread(StateLog):
         return entries, digests
 
 
-def _labels(at: At, **more: str | None) -> dict[str, str]:
+def labels_of(at: At, **more: str | None) -> dict[str, str]:
+    """Returns the labels of a checkpoint's entry, without those that have no value."""
     labels = {**more, "ns": at.ns or None}
     return {name: value for name, value in labels.items() if value is not None}
 
@@ -237,11 +242,3 @@ class Threads(FrameworkState):
 
     def opened(self, id: str) -> Thread:  # noqa: A002
         return Thread(self.client, id, self._frames, self._snapshots)
-
-    def log(self, id: str) -> Thread:  # noqa: A002
-        return cast("Thread", super().log(id))
-
-    def drop(self, id: str, *names: str) -> None:  # noqa: A002
-        at, thread = self.client.runtime.clock.now_us(), self.log(id)
-        if names:
-            thread.append([Entry(system_events.EntryDropped(at=at, name=name)) for name in names], None)
