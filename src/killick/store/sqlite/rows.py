@@ -52,11 +52,13 @@ def extended(head: HeadRow, rows: Sequence[Row]) -> Moved:
     )  # fmt: skip
     if len(rows) == 1:
         return Moved(moved, (*columns, None, None, None), [])
-    row = rows[-2]
-    first = bytearray(row.body), row.data and bytearray(row.data), bytearray(row.hash)
-    return Moved(
-        moved, (*columns, *first), [((number << SEQ_BITS) + row.seq, row.body, row.data, row.hash) for row in rows[:-2]]
-    )
+    _, body, found, first = event_row(number, rows[-2])
+    return Moved(moved, (*columns, body, found, first), [event_row(number, row) for row in rows[:-2]])
+
+
+def event_row(number: int, row: Row) -> tuple[int, bytearray, bytearray | bytes | None, bytearray]:
+    """Returns an event's columns, as `put_event` takes them."""
+    return (number << SEQ_BITS) + row.seq, bytearray(row.body), row.data and bytearray(row.data), bytearray(row.hash)
 
 
 def with_lease(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:
@@ -69,6 +71,12 @@ def write_lease(db: sqlite3.Cursor, row: HeadRow) -> None:
     """Writes a run's holder; its log is unchanged."""
     number, _, _, _, epoch, _, _, holder, until, removed = row
     db.execute(Q.write_lease, (epoch, holder, until, removed, row_check(*row), number))
+
+
+def write_head(db: sqlite3.Cursor, row: HeadRow) -> None:
+    """Writes a run's head after an append."""
+    number, _, seq, hash_, _, _, _, holder, until, _ = row
+    db.execute(Q.write_head, (seq, hash_, holder, until, row_check(*row), number))
 
 
 def require_head(db: sqlite3.Cursor, run: str) -> HeadRow:
@@ -131,12 +139,16 @@ def run_row(db: sqlite3.Cursor, number: int) -> RunRow | None:
 
 def run_row_of(row: tuple[Any, ...]) -> RunRow:
     number, run, agent, status, priority, wake, started, changed, tags, delivered, checksum = row
-    if row_check(number, delivered) != checksum:
-        delivered = -1
+    delivered = intact_count(number, delivered, checksum)
     return RunRow(
         number=number, run=run, agent=agent, status=status, priority=priority, wake_at_us=wake,
         started_at_us=started, changed_at_us=changed, tags=tags_of(tags), delivered=delivered,
     )  # fmt: skip
+
+
+def intact_count(number: int, delivered: int, checksum: int) -> int:
+    """Returns the count of a run's messages; -1 if it fails its checksum."""
+    return delivered if row_check(number, delivered) == checksum else -1
 
 
 def tags_of(text: str) -> tuple[str, ...]:

@@ -36,15 +36,18 @@ from killick.store.sqlite.rows import (
     Q,
     erase,
     erase_message,
+    event_row,
     extended,
     hash_at,
+    intact_count,
     is_committed,
     number_of,
     put_pieces,
     run_row,
     set_taken,
+    tags_of,
     with_lease,
-    write_lease,
+    write_head,
 )
 
 SEEN_MAX: Final = 10_000
@@ -143,7 +146,8 @@ class Writes:
             owner = claimed.get(claim) or (None if owned is None else records.Owner(*owned))
             if owner is not None and not (claim in item.releases and owner.run == item.run):
                 return AlreadyClaimed(item.run, space=claim.space, owner=owner.run, seq=owner.seq)
-        claimed |= {claim: records.Owner(item.run, item.last[0]) for claim in item.claims}
+        if item.claims:
+            claimed |= {claim: records.Owner(item.run, item.last[0]) for claim in item.claims}
         for number in item.takes:
             message = found and db.execute(Q.message, (found[0], number)).fetchone()
             if message is None or (message[6] is not None and number not in item.returns):
@@ -154,12 +158,12 @@ class Writes:
         self, db: sqlite3.Cursor, item: records.Append, found: HeadRow | None, to_notify: RunsToNotify
     ) -> records.Head:
         try:
-            return self._write(db, found or self._create_head(db, item), item, to_notify)
+            return self._write(db, found or self._new_head(db, item), item, to_notify)
         except sqlite3.IntegrityError as error:
             reason = f"{item.run}: a row already exists where the next event belongs ({error})"
             raise StoreBroken(self._place, reason) from error
 
-    def _create_head(self, db: sqlite3.Cursor, item: records.Append) -> HeadRow:
+    def _new_head(self, db: sqlite3.Cursor, item: records.Append) -> HeadRow:
         """Returns the head before a new run's first event."""
         create = item.create
         assert create is not None
@@ -169,19 +173,20 @@ class Writes:
         until = self.until_us(create.lease_seconds) if create.holder is not None else None
         epoch = 1 if create.holder is not None else 0
         at, lease = (item.after, item.before), (create.holder, until)
-        row: HeadRow = (number, item.run, *at, epoch, item.after, create.parent, *lease, 0)
-        db.execute(Q.put_head, (*row, records.row_check(*row)))
-        return row
+        return (number, item.run, *at, epoch, item.after, create.parent, *lease, 0)
 
     def _write(self, db: sqlite3.Cursor, head: HeadRow, item: records.Append, to_notify: RunsToNotify) -> records.Head:
-        """Writes an accepted append; most have rows alone."""
-        number = head[0]
+        """Writes an accepted append. Its transaction has read the head, so that no condition is checked again."""
+        number, was_held = head[0], head[7] is not None
         if item.rows:
-            moved = extended(head, item.rows)
-            if moved.inner:
-                db.executemany(Q.put_event, moved.inner)
-            db.execute(Q.append_events, moved.columns)
-            head = moved.head
+            head = (*head[:2], *item.last, *head[4:])
+            db.executemany(Q.put_event, [event_row(number, row) for row in item.rows])
+        if item.index is not None and item.index.status in records.ENDED:
+            head = with_lease(head, None, None)
+        if item.create is not None:
+            db.execute(Q.put_head, (*head, records.row_check(*head)))
+        else:
+            write_head(db, head)
         if item.pieces:
             put_pieces(db, number, LOG, item.pieces)
         if not item.is_plain:
@@ -190,10 +195,8 @@ class Writes:
             db.executemany(Q.put_outbox, [(number, each.seq, each.kind) for each in item.outbox])
             to_notify.append(records.OUTBOX_CHANGED)
         if item.index is not None:
-            if item.index.status in records.ENDED and head[7] is not None:
-                head = with_lease(head, None, None)
-                write_lease(db, head)
-            if self.put_index(db, number, item.index, delivered=None, new=item.create is not None) and head[7] is None:
+            is_sooner = self.put_index(db, number, item.index, delivered=None, new=item.create is not None)
+            if is_sooner and not was_held:
                 to_notify.append(item.run)
         if item.snapshot is not None:
             shot = item.snapshot
@@ -228,11 +231,13 @@ class Writes:
         self, db: sqlite3.Cursor, number: int, index: records.RunIndex, *, delivered: int | None, new: bool = False
     ) -> bool:
         """Writes a run's index. Returns whether the run now wakes earlier."""
-        before = None if new else run_row(db, number)
+        before = None if new else db.execute(Q.index_before, (number,)).fetchone()
         if new:
             delivered = 0
         elif delivered is None:
-            last: int = before.delivered if before else db.execute(Q.last_message, (number,)).fetchone()[0]
+            last: int = (
+                intact_count(number, *before[2:]) if before else db.execute(Q.last_message, (number,)).fetchone()[0]
+            )
             delivered = last
         wake = index.wake_at_us
         unseen = db.execute(Q.unseen, (number, index.seen)).fetchone()[0] if delivered > index.seen else None
@@ -244,14 +249,15 @@ class Writes:
         db.execute(
             Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted, index.lane)
         )
-        had = set[str](before.tags if before else ())
-        for tag in had - set(index.tags):
-            db.execute(Q.drop_tag, (tag, number))
-        for tag in set(index.tags) - had:
-            db.execute(Q.put_tag, (tag, number))
+        if tags != (before[1] if before else "[]"):
+            had = set[str](tags_of(before[1]) if before else ())
+            for tag in had - set(index.tags):
+                db.execute(Q.drop_tag, (tag, number))
+            for tag in set(index.tags) - had:
+                db.execute(Q.put_tag, (tag, number))
         if wake is None or index.status in records.ENDED:
             return False
-        return before is None or before.wake_at_us is None or wake < before.wake_at_us
+        return before is None or before[0] is None or bool(wake < before[0])
 
     # messages ---------------------------------------------------------------------------------
 

@@ -18,6 +18,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 -- name: write_lease
 UPDATE heads SET epoch = ?, holder = ?, lease_until_us = ?, removed = ?, checksum = ? WHERE number = ?
 
+-- name: write_head
+UPDATE heads SET seq = ?, hash = ?, holder = ?, lease_until_us = ?, checksum = ? WHERE number = ?
+
 -- name: next_number
 SELECT coalesce(max(number), 0) + 1 FROM heads
 
@@ -161,6 +164,9 @@ DELETE FROM claims WHERE space = ? AND key = ? AND number = ?
 -- name: run_row
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
 FROM runs JOIN heads USING (number) WHERE number = ?
+
+-- name: index_before
+SELECT wake_at_us, tags, delivered, delivered_checksum FROM runs WHERE number = ?
 
 -- name: indexed
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
