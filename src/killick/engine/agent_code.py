@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
@@ -46,8 +45,10 @@ def begin(ex: Execution, branch: Branch, work: Callable[[], Coroutine[Any, Any, 
 
 async def _until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run the code until a signal ends it. The execution holds the signal, so the task does not raise it."""
-    with contextlib.suppress(Signal):
+    try:
         await work()
+    except Signal:
+        return
 
 
 def _wake(ex: Execution, main: asyncio.Future[Any]) -> None:
@@ -115,9 +116,10 @@ def _result(agent: AnyAgent, returned: Any) -> Any:
 
 
 def _is_running(ex: Execution) -> bool:
-    with contextlib.suppress(RuntimeError):  # no loop runs here
+    try:
         return asyncio.current_task() is ex.main
-    return False
+    except RuntimeError:  # no loop runs here
+        return False
 
 
 async def _code(ex: Execution, branch: Branch, point: state_machine.Resumed, run_of: RunOf) -> Any:

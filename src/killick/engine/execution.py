@@ -9,7 +9,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import Context as Variables
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from killick.engine.leases import Lease
 from killick.engine.replay import Record
 from killick.engine.signals import Interrupted, Parked, Signal, Stopped
 from killick.engine.steps import attempt as calls
-from killick.engine.steps.turns import InertSteps, Turns, end_with
+from killick.engine.steps.turns import InertSteps, TimedEvent, Turns, end_with
 from killick.engine.waits.open_wait import InnerWaits, Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.fork_safety import cached_property
@@ -156,8 +156,49 @@ class ExternalCalls(Protocol):
     outside: bool
 
 
+def _ignore(*_: object) -> None:
+    """Nobody listens."""
+
+
 class Execution:
     """A run while it is in memory."""
+
+    # What most runs never change is set here: an execution is made for every start and wake-up.
+    signal: Signal | None = None
+    main: asyncio.Future[Any] | None = None
+    driver: asyncio.Task[Any] | None = None  # Python 3.11 may crash when it collects one of a closed loop
+    busy = 0
+    hosting = False
+    """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
+    hosted: ExternalCalls | None = None
+    at_close: Callable[[], object] = staticmethod(_ignore)
+    lease: Lease | None = None
+    serves: Callable[[str, str], bool] | None = None
+    left_for: str | None = None
+    attempts = 0
+    """The number of open attempts. A worker that gives the run up lets them finish first."""
+    touch_after_us = 0
+    on_child: Callable[[Execution, str], None] = staticmethod(_ignore)
+    on_message: Callable[[str], object] = staticmethod(_ignore)
+    on_command: Callable[[Execution, Message], None] = staticmethod(_ignore)
+    input: Any = None
+    result: Any = None
+    received: Any = None
+    first_build: e.Build | None = None
+    diverged: tuple[str, str, str, tuple[str, str]] | None = None
+    diverged_at: str | None = None
+    """The step at which the record ends with a divergence, until something is written after it."""
+    parked = False
+    inbox: Sequence[Message] = ()  # unconsumed when the run was opened; none if they were many
+    after_death = False
+    """Whether the previous process died, and the run has made no progress since."""
+    was_abandoned = False
+    """Whether the previous holder left the run in the middle."""
+    files: RunFiles | None = None
+    _signals = 0
+    _is_first = True
+    _ahead: tuple[Hold, asyncio.Event] | None = None
+    _threads_until = 0.0
 
     def __init__(self, engine: Engine, agent: AnyAgent, log: RunLog, record: Record, context: Context) -> None:
         self.engine = engine
@@ -166,32 +207,17 @@ class Execution:
         self.record = record
         self.context = context
         self.run_id = log.run
-        self.signal: Signal | None = None
-        self.stirred = asyncio.Event()
+        self.stirred = TimedEvent()
         self.waiters: dict[e.StepId, Waiter] = {}
         self.interventions: dict[e.StepId, Intervened] = {}
         """Steps that a person ended since this execution began."""
-        self.main: asyncio.Future[Any] | None = None
-        self.is_after_end = bool(log.fold.facts.ended)
-        """Whether the run had ended before: one of its effects is being undone."""
-        self.driver: asyncio.Task[Any] | None = None  # Python 3.11 may crash when it collects one of a closed loop
-        self.busy = self._signals = 0
-        self.hosting = False
-        """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
-        self.hosted: ExternalCalls | None = None
-        self.at_close: Callable[[], object] = lambda: None
         self.branches: set[Branch] = set()
         self.inner_waits = InnerWaits(self.mark_idle, self.mark_busy)
-        self.lease: Lease | None = None
-        self.serves: Callable[[str, str], bool] | None = None
-        self.left_for: str | None = None
-        self.attempts = 0
-        """The number of open attempts. A worker that gives the run up lets them finish first."""
-        self.touch_after_us = 0
         self.patches: dict[str, bool] = {}
-        facts = log.fold.facts
+        facts, left = log.fold.facts, log.ledger.facts
+        self.is_after_end = bool(facts.ended)
+        """Whether the run had ended before: one of its effects is being undone."""
         self.generation = facts.generation
-        left = log.ledger.facts
         self.has_outside_effects = bool(facts.generation or facts.forked_from or left.open or left.forks)
         """Whether there may be effects outside of this timeline: of a rewind, a repair or a fork."""
         self.fork_effects = facts.fork_effects
@@ -199,21 +225,8 @@ class Execution:
         self.turns = Turns(is_threaded=not agent.is_async)
         self.inert_steps = InertSteps()
         self.now_us = engine.clock.now_us
-        self.on_child: Callable[[Execution, str], None] = lambda ex, run: None
-        self.on_message: Callable[[str], object] = lambda run: None
-        self.on_command: Callable[[Execution, Message], None] = lambda ex, message: None
-        self.input: Any = None
-        self.result: Any = None
-        self.received: Any = None
         self.loop = asyncio.get_running_loop()
-        self.first_build: e.Build | None = None
-        self.diverged: tuple[str, str, str, tuple[str, str]] | None = None
-        self.diverged_at: str | None = None
-        """The step at which the record ends with a divergence, until something is written after it."""
         self.progress: dict[e.StepId, Any] = {}
-        self._is_first = True
-        self.parked = False
-        self.inbox: Sequence[Message] = ()  # unconsumed when the run was opened; none if they were many
         self.taken: set[int] = set()
         self.last_taken: dict[str, int] = {}
         self.asked_of: dict[e.StepId, tuple[tuple[str, ...], list[str] | None]] = {}
@@ -222,13 +235,6 @@ class Execution:
         self.consuming: set[UniqueRight] = set()
         """Unique rights that attempts of this execution claimed and that may not be committed yet."""
         self.transacting = asyncio.Lock()
-        self.after_death = False
-        """Whether the previous process died, and the run has made no progress since."""
-        self.was_abandoned = False
-        """Whether the previous holder left the run in the middle."""
-        self.files: RunFiles | None = None
-        self._ahead: tuple[Hold, asyncio.Event] | None = None
-        self._threads_until = 0.0
 
     @property
     def folder(self) -> Path | None:
@@ -491,11 +497,7 @@ class Execution:
 
     async def until_idle(self, seconds: float) -> None:
         """Wait until the agent ended, every branch is idle, a message came, or the time is up."""
-        if not self.stirred.is_set():
-            # A timer that sets the event would count as work, and played time would stand still.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self.stirred.wait()
+        await self.stirred.wait(self.loop, seconds)
 
     def close(self, signal: Signal, *, cut: bool = False) -> None:
         """Close the handle: waits end with the signal now, other branches meet it at their next step.

@@ -387,8 +387,8 @@ class Executor:
                     wait = min(max((wake - ex.now_us()) / 1_000_000, 0.0), most)
                     nap = min(clock.nap_seconds(wait), self.poll_seconds)
             await ex.until_idle(max(nap, 0.0))
-            self.engine.leases.look()
             if not ex.main.done():
+                self.engine.leases.look()
                 waits.look(ex)
 
     async def _conclude(self, ex: Execution) -> RunOutcome:
@@ -426,9 +426,9 @@ class Executor:
             ex = await self._cancelled(ex)
             if isinstance(ex.signal, Interrupted):
                 raise ex.signal.error(ex.run_id)
+            await ex.barrier()
         else:
             raise_own_error(ex.main)
-        await ex.barrier()
         facts = ex.log.fold.facts
         if facts.ended:
             self._drop_lease(ex)

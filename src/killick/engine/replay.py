@@ -37,7 +37,8 @@ _OF_STEPS: Final = frozenset({"wait.opened", "wait.closed", "attempt.settled", "
 _KIND_AT: Final = len(b'{"kind":"')
 _ATTEMPT_ENDED: Final = b'{"kind":"attempt.ended"'
 _RUN_TAKEN: Final = b'{"kind":"run.taken"'
-_OF_PLAIN_STEPS: Final = (b'{"kind":"step.started"', _ATTEMPT_ENDED)
+_NOT_INDEXED: Final = (b'{"kind":"step.started"', _ATTEMPT_ENDED, b'{"kind":"step.intended"', b'{"kind":"run.')
+"""How the most frequent events begin that are in neither of these sets."""
 
 _HOSTS: Final = frozenset({"hosted", "guests"})
 """Scopes in which steps are found by their keys, in no order."""
@@ -97,7 +98,7 @@ class Record:
 
     def _index(self) -> None:
         for seq, row in self._rows.items():
-            if row.body.startswith(_OF_PLAIN_STEPS):
+            if row.body.startswith(_NOT_INDEXED):
                 continue
             kind = row.body[_KIND_AT : row.body.index(b'"', _KIND_AT)].decode()
             if kind in _OF_STEPS:
@@ -238,8 +239,9 @@ def _standing(log: Log, run: str, after: int, read: Sequence[Row] | None) -> Seq
     """A log's rows without rewound ones. The last of them may have been read already."""
     rows = [row for row in read or () if row.seq > after]
     first = rows[0].seq if rows else None
-    if first != after + 1:
-        rows = log.rows(run, after=after, before=first) + rows
+    if first == after + 1:
+        return rows  # without a rewind, as they were read to open the run
+    rows = log.rows(run, after=after, before=first) + rows
     if not any(row.body.startswith(b'{"kind":"run.rewound"') for row in rows):
         return rows
     standing = {seq for seq, _ in timeline([(row.seq, event_codec.decode(row.body)) for row in rows])}

@@ -88,6 +88,44 @@ class Turns:
             self._next()
 
 
+class TimedEvent:
+    """An event for one waiter, whose wait has a limit. The end of a wait does not set it."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._waiter is not None:
+            _end(self._waiter)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """Wait until it is set, or the time is up."""
+        if self._is_set:
+            return
+        self._waiter = waiter = loop.create_future()
+        timer = loop.call_later(seconds, _end, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            timer.cancel()
+
+
+def _end(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 class InertSteps:
     """The steps that code requested and has not awaited. Nothing happens before that, so none may be forgotten."""
 
