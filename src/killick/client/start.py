@@ -343,8 +343,10 @@ def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, input: Any) -> N
 def _refuse_other(run: str, agent: AnyAgent, input: Any, recorded: str, data: Mapping[str, Any]) -> None:  # noqa: A002
     if recorded != agent.name and recorded not in agent.options.aliases:
         raise RunMismatch(run, f"agent ({recorded})")
-    value = data.get("input") if input is None else through_codec(input, at="input")  # None given: the recorded one
-    if agent.digest_of(agent.checked(data.get("input"))) != agent.digest_of(agent.checked(value)):
+    if input is None:
+        return  # the recorded one
+    value = agent.checked(through_codec(input, at="input"))
+    if agent.digest_of(agent.checked(data.get("input"))) != agent.digest_of(value):
         raise RunMismatch(run, "input")
 
 

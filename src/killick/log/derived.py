@@ -53,31 +53,29 @@ def apply_events(
     a ledger alone does not; returns the index of that."""
     end, facts = len(events), None if ledger is None else ledger.facts
     while at < end:
-        steps = list[PlainStep]()
-        if (
-            type(events[at][1]) in _BEGIN_STEPS
-            and (fold is None or fold.is_running)
-            and not (facts and facts.generation)
-        ):
+        seq, event = events[at]
+        begins = type(event) in _BEGIN_STEPS
+        if begins and (fold is None or fold.is_running) and not (facts and facts.generation):
+            steps = list[PlainStep]()
             while at < end:
                 step = plain_step(events, at)
                 if step is None or (facts and (step.started.key in facts.open or step.intended.step in facts.keys)):
                     break
                 steps.append(step)
                 at += 1 if events[at][1] is step else step.last - step.seq + 1
-        if steps:
+            if steps:
+                if fold is not None:
+                    fold.apply_steps(steps)
+                if ledger is not None:
+                    ledger.apply_steps(steps)
+                continue
+        if fold is not None and not begins and goes_back(event):
+            return at
+        for number, each in events_of(seq, event) if begins else ((seq, event),):
             if fold is not None:
-                fold.apply_steps(steps)
+                fold.apply(number, each)
             if ledger is not None:
-                ledger.apply_steps(steps)
-            continue
-        for seq, event in events_of(*events[at]):
-            if fold is not None:
-                if goes_back(event):
-                    return at
-                fold.apply(seq, event)
-            if ledger is not None:
-                ledger.apply(seq, event)
+                ledger.apply(number, each)
         at += 1
     return at
 

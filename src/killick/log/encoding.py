@@ -24,13 +24,16 @@ def row_of(
     seq: int, before: bytes, event: Event, values: Mapping[str, Any] | None, secret_key: bytes, cipher: Cipher | None
 ) -> tuple[Row, Sequence[Blob]]:
     """Returns an event as its row, with the chunks of its values. Raises ValueRefused, with the step and the path."""
-    if type(event) not in STEP_EVENTS:
-        _refuse_unreadable(event)
     data, blobs = packed(event, values, secret_key, cipher) if values else NO_VALUES
     try:
-        return Row(seq, *chained(before, event, data)), blobs
+        body, data, hash_ = chained(before, event, data)
+        if type(event) not in STEP_EVENTS:
+            check(body)
+    except (TypeError, msgspec.ValidationError) as error:  # a name or a priority of a wrong type
+        raise ValueRefused(_place(event), str(error)) from None
     except UnicodeEncodeError as error:
         raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
+    return Row(seq, body, data, hash_), blobs
 
 
 def packed(
@@ -46,16 +49,6 @@ def packed(
 
 
 NO_VALUES: Final[tuple[None, tuple[Blob, ...]]] = None, ()
-
-
-def _refuse_unreadable(event: Event) -> None:
-    """Refuses values of a wrong type in an event, such as a name or a priority: they could not be decoded again."""
-    try:
-        check(event)
-    except (TypeError, msgspec.ValidationError) as error:
-        raise ValueRefused(_place(event), str(error)) from None
-    except UnicodeEncodeError as error:
-        raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
 
 
 def _place(event: Event) -> str:

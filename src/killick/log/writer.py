@@ -288,9 +288,12 @@ class RunLog:
 
     def _newest(self) -> Ticket | None:
         """Returns the newest uncommitted append. A log commits as a prefix, so it covers all earlier ones."""
-        self._committer.detach(self._tail)
-        pending = [ticket for ticket in (self._begun, self._tail.last) if ticket is not None and not ticket.done]
-        return max(pending, key=lambda ticket: ticket.item.last[0], default=None)
+        if self._tail.rows:
+            self._committer.detach(self._tail)
+        begun, behind = self._begun, self._tail.last
+        if begun is None or begun.done:
+            return None if behind is None or behind.done else behind
+        return begun if behind is None or behind.done or begun.item.last > behind.item.last else behind
 
     def _notify(self, ticket: Ticket) -> None:
         """Closes the handle after a refusal."""

@@ -121,7 +121,7 @@ def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, ca
 
 def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
     """Returns canonical bytes: equal for equal values, independent of key order, process and version."""
-    if (flat := flat_json(obj)) is not None:
+    if (flat := flat_value(obj) if type(obj) in _FLAT else flat_json(obj)) is not None:
         return flat
     tree = plain(obj, at=at, secret_key=secret_key, canonically=True)
     try:

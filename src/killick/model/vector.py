@@ -107,15 +107,14 @@ class Vector(Sequence[T], Generic[T]):
 
     def extend(self, items: Sequence[T]) -> None:
         """Appends items."""
-        done = 0
-        while done < len(items):
+        while items:
             tail = self._tail
             if tail is None or len(tail) == WIDTH:
                 tail = self._open_tail(self._length)
-            part = items[done : done + WIDTH - len(tail)]
-            tail.extend(part)
+            room = WIDTH - len(tail)
+            part, items = (items, ()) if len(items) <= room else (items[:room], items[room:])
+            tail += part
             self._length += len(part)
-            done += len(part)
 
     def changing(self, index: int) -> T:
         """Returns an item for mutation."""
@@ -168,6 +167,10 @@ class Vector(Sequence[T], Generic[T]):
 
     def _open_tail(self, index: int) -> list[T]:
         """Returns the leaf for the next item, with its path marked dirty. A full tree grows by one level."""
+        if not index:
+            self._root = first = _Node([])
+            self._tail = first.items
+            return first.items
         if index == WIDTH << (BITS * self._height):
             self._root = _Node([self._root])
             self._height += 1
