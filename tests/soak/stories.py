@@ -580,7 +580,7 @@ def judged(counts: Counter[str]) -> Iterator[str]:
             if row.agent not in AGENTS:
                 continue
             if row.status == "completed":
-                yield from _lines(row.id, state.fold, _ledger(kd, row.id).facts.workspace)
+                yield from _lines(row.id, state.fold, _ledger(kd, row.id))
                 yield from _receipts(row.id, state.data(state.fold.facts.ended)["result"], what_of)
             elif row.status == "failed":
                 failure = state.data(state.fold.facts.ended)["failure"]
@@ -610,19 +610,19 @@ def _booked() -> list[str]:
             return []
 
 
-def _lines(run: str, fold: Any, folder: str | None) -> Iterator[str]:
+def _lines(run: str, fold: Any, ledger: Any) -> Iterator[str]:
     """The files of a run are as its steps left them: those that were rewound, undone or cut short left nothing.
 
-    Only in a fork of now may a step that was undone before have its files again.
+    An undo whose process died leaves its step in doubt: the run has ended, so only a person can repeat it.
     """
-    if folder is not None:
+    if (folder := ledger.facts.workspace) is not None:
+        begun = {each.undoes for each in ledger.effects if each.undoes and each.status in ("open", "in_doubt")}
+        doubted = {each.step for each in ledger.effects if each.started in begun}
         steps = [step for step in fold.steps if step.name == writes.name and step.sort == "tool"]
-        kept = [step.id for step in steps if step.status == "done" and not step.undone]
+        kept = [step.id for step in steps if step.status == "done" and not step.undone and step.id not in doubted]
         file = Path(folder) / "lines"
         found = [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
-        if fold.facts.forked_from is not None:
-            undone = {step.id for step in steps if step.undone}
-            found = [line for line in found if line.rstrip(".") not in undone]
+        found = [line for line in found if line.rstrip(".") not in doubted]
         if found != [each for step in kept for each in (step, f"{step}.")]:
             yield f"{run}: steps {kept} wrote {found} in {folder}"
 

@@ -54,8 +54,8 @@ def apply_events(
     end, facts = len(events), None if ledger is None else ledger.facts
     while at < end:
         seq, event = events[at]
-        begins = type(event) in _BEGIN_STEPS
-        if begins and (fold is None or fold.is_running) and not (facts and facts.generation):
+        begins = type(event) in _BEGIN_STEPS and (fold is None or fold.is_running)
+        if begins and not (facts and facts.generation):
             steps = list[PlainStep]()
             while at < end:
                 step = plain_step(events, at)
@@ -69,10 +69,10 @@ def apply_events(
                 if ledger is not None:
                     ledger.apply_steps(steps)
                 continue
-        if fold is not None and not begins and goes_back(event):
-            return at
-        for number, each in events_of(seq, event) if begins else ((seq, event),):
+        for number, each in events_of(seq, event):
             if fold is not None:
+                if goes_back(each):
+                    return at
                 fold.apply(number, each)
             if ledger is not None:
                 ledger.apply(number, each)

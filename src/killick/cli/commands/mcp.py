@@ -22,4 +22,4 @@ def mcp_command(shell: Shell, allow_writes: bool, name: str) -> None:
     shell.refuse_without("the MCP server", "mcp", "mcp")
     from killick.adapters import mcp_server  # mcp is an extra
 
-    mcp_server.server(shell.client, allow_writes=allow_writes, name=name).run()
+    mcp_server.server(shell.client, allow_writes=allow_writes, name=name).run()  # pyright: ignore
