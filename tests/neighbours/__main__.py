@@ -91,7 +91,8 @@ def typed(name: str, python: Path) -> subprocess.CompletedProcess[str]:
     parts = ROOT / "src" / "killick"
     named = (f"{name}.py", f"{name}/*.py", f"{name}_*.py", f"*/{name}.py")
     places = (f"*/{name}.py", *(f"adapters/{each}" for each in named), f"store/{name}*.py")
-    files = {each for place in places for each in parts.glob(place)}
+    others = {each.parent.name for each in HERE.glob("*/requirements.txt")} - {name}
+    files = {each for place in places for each in parts.glob(place) if each.stem not in others}
     cache = ["--cache-dir", str(HOME / f"{name}.mypy_cache")]
     return tried([sys.executable, "-m", "mypy", *cache, "--python-executable", str(python), *map(str, sorted(files))])
 

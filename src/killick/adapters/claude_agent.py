@@ -5,7 +5,6 @@ Treats transcript entries as opaque, and leaves Claude Code's own tools to Claud
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, is_typeddict
@@ -22,9 +21,8 @@ from claude_agent_sdk import (
     fold_session_summary,
 )
 
-from killick.adapters.framework_state import FrameworkState, Place, StateEntry, client_of, in_thread
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner, in_thread
 from killick.adapters.tool_gate import Errors, ToolFailed, ToolOptions, called, declared, hinted, hosted
-from killick.client.client import AnyClient
 from killick.definitions.tools import AnyTool
 from killick.errors import HeadMoved, Rejected, RunWaiting
 from killick.ids import RandomIds
@@ -39,7 +37,7 @@ _SUMMARY: Final = "summary"
 _ENTRY: Final = "entry:"
 
 
-class KillickSessionStore(SessionStore):
+class KillickSessionStore(StateOwner, SessionStore):
     """A `SessionStore`: transcripts outlive their machine, and can be resumed on another.
 
     Each transcript, and each subagent's, has its own log. A batch is stored atomically with its summary. An entry with
@@ -48,28 +46,20 @@ class KillickSessionStore(SessionStore):
 
     def __init__(self, store: Place, *, space: str = SPACE) -> None:
         """Takes an open client, which stays open, or a store's location, which `close` closes."""
-        self._client = client_of(store)
-        self._is_owner = not isinstance(store, AnyClient)
-        self._space = space
-        self._shelves: dict[str, FrameworkState] = {}
-        self._mutex = threading.Lock()
+        self._shelf = FrameworkState(store, space)
+        self._projects: dict[str, FrameworkState] = {}
 
-    def close(self) -> None:
-        """Closes the store, if opened here."""
-        if self._is_owner:
-            self._client.close()
-
-    def _shelf(self, project: str) -> FrameworkState:
+    def _of(self, project: str) -> FrameworkState:
         """Returns the transcripts of one project, separately listed."""
-        with self._mutex:
-            if project not in self._shelves:
-                self._shelves[project] = FrameworkState(self._client, f"{self._space}.{quote(project, safe='')}")
-            return self._shelves[project]
+        if project not in self._projects:
+            space = f"{self._shelf.space}.{quote(project, safe='')}"
+            self._projects.setdefault(project, FrameworkState(self._shelf.client, space))
+        return self._projects[project]
 
     @in_thread
     def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Stores a batch of a transcript."""
-        shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
+        shelf, id = self._of(key["project_key"]), _id(key)  # noqa: A001
         while True:
             head = shelf.head(id)  # read before the entries: an append in between moves it
             known = {kept.name: kept for kept in shelf.entries(id)}
@@ -94,7 +84,7 @@ class KillickSessionStore(SessionStore):
     @in_thread
     def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Returns a whole transcript; None if there is none."""
-        shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
+        shelf, id = self._of(key["project_key"]), _id(key)  # noqa: A001
         return shelf.values(id, lambda entries: [each for each in entries if each.name != _SUMMARY]) or None
 
     @in_thread
@@ -112,7 +102,7 @@ class KillickSessionStore(SessionStore):
 
     def _mains(self, project: str) -> Iterator[tuple[str, StateEntry]]:
         """Returns a project's sessions with their summaries, which are as new as the last addition."""
-        shelf = self._shelf(project)
+        shelf = self._of(project)
         for id in shelf.ids():  # noqa: A001
             summary = shelf.get(id, _SUMMARY) if "/" not in id else None
             if summary is not None:
@@ -125,12 +115,12 @@ class KillickSessionStore(SessionStore):
 
     def _subkeys(self, project: str, session: str) -> list[str]:
         of = f"{quote(session, safe='')}/"
-        return [each.removeprefix(of) for each in self._shelf(project).ids() if each.startswith(of)]
+        return [each.removeprefix(of) for each in self._of(project).ids() if each.startswith(of)]
 
     @in_thread
     def delete(self, key: SessionKey) -> None:
         """Deletes a session and its subagents, or one subagent's transcript."""
-        shelf, below = self._shelf(key["project_key"]), list[str]()
+        shelf, below = self._of(key["project_key"]), list[str]()
         if not key.get("subpath"):
             below = [f"{_id(key)}/{each}" for each in self._subkeys(key["project_key"], key["session_id"])]
         shelf.forget(*below, _id(key))

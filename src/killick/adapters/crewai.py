@@ -21,7 +21,7 @@ from crewai.utilities.string_utils import sanitize_tool_name
 from pydantic import BaseModel, PrivateAttr
 
 from killick.adapters import tool_gate
-from killick.adapters.framework_state import FrameworkState, Place, StateEntry
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner
 from killick.adapters.tool_gate import ErrorAnswer, Errors, Stopped, ToolFailed, Waiting
 from killick.definitions.tools import AnyTool
 from killick.errors import KillickError, Rejected, RunWaiting
@@ -38,7 +38,7 @@ _PENDING: Final = "pending"
 L = TypeVar("L", bound=BaseLLM)
 
 
-class KillickFlowPersistence(FlowPersistence):  # type: ignore[misc,unused-ignore]
+class KillickFlowPersistence(StateOwner, FlowPersistence):  # type: ignore[misc,unused-ignore]
     """The states of flows, one log for each flow's id, with its history.
 
     A flow that waits for feedback is stored with its question. A value that cannot be stored is refused with its path,
@@ -86,10 +86,6 @@ class KillickFlowPersistence(FlowPersistence):  # type: ignore[misc,unused-ignor
     def clear_pending_feedback(self, flow_uuid: str) -> None:
         """Removes an answered question."""
         self._shelf.drop(flow_uuid, _PENDING)
-
-    def close(self) -> None:
-        """Closes the store, if opened here."""
-        self._shelf.close()
 
 
 def _kept(method: str, state: dict[str, Any] | BaseModel) -> StateEntry:

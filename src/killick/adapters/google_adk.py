@@ -7,7 +7,6 @@ have none; here they get them before the reply is recorded, so that they are the
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
@@ -64,7 +63,7 @@ class _Gate(tool_gate.ToolGate):
             advice = "has calls that cannot be gated; give the LlmAgents inside of it, one by one"
             raise DeclarationRefused(type(agent).__name__, advice)
         if isinstance(agent, LlmAgent):
-            agent.model = self.model(agent.canonical_model)
+            agent.model = tool_gate.rerouted(agent.canonical_model, generate_content_async=self._asked)
             agent.tools = [self.tool(each) for each in agent.tools]
         for each in agent.sub_agents:
             self.enter(each)
@@ -74,12 +73,9 @@ class _Gate(tool_gate.ToolGate):
             self.enter(given.agent)
             return given
         tool = given if isinstance(given, BaseTool | BaseToolset) else FunctionTool(given)
-        if vars(tool).keys() & {"run_async", "get_tools"}:
-            return tool
-        same = copy.copy(tool)
-        name, through = ("get_tools", self._listed) if isinstance(tool, BaseToolset) else ("run_async", self._called)
-        setattr(same, name, partial(cast("Any", through), tool))
-        return same
+        if isinstance(tool, BaseToolset):
+            return tool_gate.rerouted(tool, get_tools=self._listed)
+        return tool_gate.rerouted(tool, run_async=self._called)
 
     async def _listed(self, toolset: BaseToolset, *given: Any, **named: Any) -> list[BaseTool]:
         return [self.tool(each) for each in await toolset.get_tools(*given, **named)]
@@ -104,13 +100,6 @@ class _Gate(tool_gate.ToolGate):
         if not called:
             _act(tool_context, EventActions.model_validate(whole["actions"]))
         return whole["result"]
-
-    def model(self, given: BaseLlm) -> BaseLlm:
-        if "generate_content_async" in vars(given):
-            return given
-        same = given.model_copy()
-        object.__setattr__(same, "generate_content_async", partial(self._asked, given))
-        return same
 
     def _asked(self, llm: BaseLlm, request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse]:
         return tool_gate.streamed(

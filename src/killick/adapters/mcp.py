@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import anyio
 import httpx2
+from anyio.abc import ObjectReceiveStream
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import MCPServer
@@ -300,15 +301,12 @@ class _Connection:
             yield _WatchedStream(read, self), write
 
 
-class _WatchedStream:
-    """A server's output, and whether it stopped: a server that died between two calls gets no request."""
+class _WatchedStream(ObjectReceiveStream[Any]):
+    """A server's output. Notes that it stopped: a server that died between two calls gets no request."""
 
     def __init__(self, stream: Any, of: _Connection) -> None:
         self._stream = stream
         self._of = of
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
     async def receive(self) -> Any:
         try:
@@ -317,20 +315,12 @@ class _WatchedStream:
             self._of.is_up = False
             raise
 
-    def __aiter__(self) -> _WatchedStream:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> _WatchedStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    async def aclose(self) -> None:
         await self._stream.aclose()
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._stream, "last_context", None)
 
 
 def _transport(where: str | Sequence[str] | StdioServerParameters | Callable[[], Transport]) -> Transport:

@@ -6,7 +6,7 @@ The answers are the documents of `--json`. Writes are tools only if the operator
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import anyio.to_thread
@@ -49,10 +49,13 @@ def server(client: AnyClient, *, allow_writes: bool = False, name: str = "mcp") 
     """
     made: MCPServer = MCPServer("killick", instructions=INSTRUCTIONS, log_level="ERROR")
     operator = _Operator(client.as_sync(), f"model:{name}")
-    reads = (operator.list, operator.show, operator.why, operator.diff, operator.find, operator.inbox)
+    reads: list[Callable[..., Any]] = [
+        operator.list, operator.show, operator.why, operator.diff, operator.find, operator.inbox
+    ]  # fmt: skip
+    writes: list[Callable[..., Any]] = [operator.answer, operator.pause, operator.resume, operator.fork]
     for tool in reads:
         made.add_tool(_in_thread(tool), annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
-    for tool in (operator.answer, operator.pause, operator.resume, operator.fork) if allow_writes else ():
+    for tool in writes if allow_writes else ():
         made.add_tool(_in_thread(tool), structured_output=False)
     return made
 
@@ -107,7 +110,7 @@ class _Operator:
             raise AnswerRefused(run, f"has no step {step}; `show` lists its steps")
         return {"run": run, "step": step or None, "why": lines}
 
-    def diff(self, run: str, places: list[str] | None = None, against: str = "") -> Any:
+    def diff(self, run: str, places: Sequence[str] | None = None, against: str = "") -> Any:
         """Show what a step changed (places: ["6"]), what changed between two places (["6:before", "now"]), or where
         a run and another one (against) part, and why."""
         if against and not places:

@@ -83,22 +83,14 @@ class Telemetry(Observer):
         elif now.is_valid:
             links = [Link(now)]
         attributes = {
+            **_of_run(run_span),
             "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.agent.name": run_span.agent,
             "gen_ai.agent.version": run_span.build.version,
-            "gen_ai.conversation.id": run_span.run,
-            "killick.run.id": run_span.run,
             "killick.run.parent": run_span.parent,
             "killick.run.epoch": run_span.epoch,
             "killick.replayed.steps": run_span.replayed,
         }
-        span = self._tracer.start_span(
-            f"invoke_agent {run_span.agent}",
-            context=first,
-            links=links,
-            attributes=_present(attributes),
-            start_time=run_span.began_us * 1_000,
-        )
+        span = self._start(f"invoke_agent {run_span.agent}", run_span.began_us, first, attributes, links=links)
         within = contexts.set_value(_RUN_SPAN, run_span, trace.set_span_in_context(span, first))
         run_span.kept[self] = _OpenSpan(span, within, contexts.attach(within))
         return _traceparent(within)
@@ -123,9 +115,7 @@ class Telemetry(Observer):
         of_model = attempt.sort == "model"
         verdict = attempt.verdict or e.Verdict()
         attributes = {
-            "gen_ai.agent.name": attempt.agent,
-            "gen_ai.conversation.id": attempt.run,
-            "killick.run.id": attempt.run,
+            **_of_run(attempt),
             "killick.step.id": attempt.step,
             "killick.step.sort": attempt.sort,
             "killick.attempt.number": attempt.number,
@@ -138,19 +128,10 @@ class Telemetry(Observer):
             attributes |= asked_by(attempt)
             name = f"{attributes['gen_ai.operation.name']} {attributes.get('gen_ai.request.model') or attempt.name}"
         else:
-            attributes |= {
-                "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": attempt.name,
-                "gen_ai.tool.type": "function",
-            }
+            attributes |= {"gen_ai.operation.name": "execute_tool"} | _of_tool(attempt)
             name = f"execute_tool {attempt.name}"
-        span = self._tracer.start_span(
-            name,
-            context=self._within(attempt.run_span),
-            kind=SpanKind.CLIENT if of_model else SpanKind.INTERNAL,
-            attributes=_present(attributes),
-            start_time=attempt.began_us * 1_000,
-        )
+        kind = SpanKind.CLIENT if of_model else SpanKind.INTERNAL
+        span = self._start(name, attempt.began_us, self._within(attempt.run_span), attributes, kind=kind)
         if self._content and span.is_recording():
             span.set_attributes(_present(asked_with(attempt) if of_model else called_with(attempt)))
         attempt.kept[self] = span
@@ -202,8 +183,7 @@ class Telemetry(Observer):
         """Adds an event when a wait opens; its span is emitted on close, perhaps by another process."""
         spanned = None if wait.run_span is None else wait.run_span.kept.get(self)
         if spanned is not None:
-            attributes = _present({"killick.step.id": wait.step, **_wait_attributes(wait)})
-            spanned.span.add_event("killick.wait.opened", attributes, timestamp=wait.opened_us * 1_000)
+            spanned.span.add_event("killick.wait.opened", _present(_of_wait(wait)), timestamp=wait.opened_us * 1_000)
 
     def waited(self, wait: Waited) -> None:
         """Emits a wait's span from its opening, even days ago, to its close."""
@@ -211,21 +191,14 @@ class Telemetry(Observer):
         answer: Any = wait.answer if isinstance(wait.answer, dict) else {}
         asks = wait.waits_for in ("answer", "settlement")
         attributes = {
-            "gen_ai.agent.name": wait.agent,
-            "gen_ai.conversation.id": wait.run,
-            "killick.run.id": wait.run,
-            "killick.step.id": wait.step,
-            **_wait_attributes(wait),
+            **_of_run(wait),
+            **_of_wait(wait),
             "killick.wait.how": wait.how,
             "killick.approval.answer": answer.get("kind") if asks else None,
             "killick.approval.by": wait.by if asks and self._content else None,
         }
-        span = self._tracer.start_span(
-            f"approve {wait.tool}" if wait.tool else f"wait {wait.waits_for}",
-            context=self._within(wait.run_span),
-            attributes=_present(attributes),
-            start_time=wait.opened_us * 1_000,
-        )
+        name = f"approve {wait.tool}" if wait.tool else f"wait {wait.waits_for}"
+        span = self._start(name, wait.opened_us, self._within(wait.run_span), attributes)
         span.end(end_time=wait.closed_us * 1_000)
 
     def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, run_span: RunSpan | None) -> None:
@@ -235,6 +208,10 @@ class Telemetry(Observer):
         spanned = None if run_span is None else run_span.kept.get(self)
         if spanned is not None:
             spanned.span.add_event("killick.rejected", attributes)
+
+    def _start(self, name: str, at_us: int, within: Context, attributes: Mapping[str, Any], **more: Any) -> Span:
+        shown = _present(attributes)
+        return self._tracer.start_span(name, context=within, attributes=shown, start_time=at_us * 1_000, **more)
 
     def _within(self, run_span: RunSpan | None) -> Context:
         """Returns the current span as the parent, if it is of this part of the run: resumed code may still be in an
@@ -248,8 +225,17 @@ class Telemetry(Observer):
         return here if inside is run_span or (inside is None and same) else spanned.context
 
 
-def _wait_attributes(wait: Waited) -> dict[str, Any]:
+def _of_run(of: RunSpan | Attempt | Waited) -> dict[str, Any]:
+    return {"gen_ai.agent.name": of.agent, "gen_ai.conversation.id": of.run, "killick.run.id": of.run}
+
+
+def _of_tool(attempt: Attempt) -> dict[str, Any]:
+    return {"gen_ai.tool.name": attempt.name, "gen_ai.tool.type": "function"}
+
+
+def _of_wait(wait: Waited) -> dict[str, Any]:
     return {
+        "killick.step.id": wait.step,
         "killick.wait.for": wait.waits_for,
         "killick.wait.name": wait.name,
         "killick.approval.tool": wait.tool,
@@ -321,14 +307,13 @@ class _Meters:
         seconds = (attempt.ended_us - attempt.began_us) / 1e6
         failed = {} if attempt.outcome == "returned" else {"error.type": _kind(attempt.failure, "interrupted")}
         agent = {"gen_ai.agent.name": attempt.agent}
-        outcome: dict[str, str] = {
+        outcome: dict[str, Any] = {
             "killick.step.sort": attempt.sort,
             "killick.attempt.outcome": attempt.outcome or "interrupted",
         }
         if attempt.sort != "model":
-            named = {**agent, "gen_ai.tool.name": attempt.name}
-            self._tools.record(seconds, named | {"gen_ai.tool.type": "function"} | failed)
-            self._attempts.add(1, named | outcome)
+            self._tools.record(seconds, agent | _of_tool(attempt) | failed)
+            self._attempts.add(1, {**agent, "gen_ai.tool.name": attempt.name} | outcome)
             return
         attributes = asked_by(attempt) | replied(attempt)
         names = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model")

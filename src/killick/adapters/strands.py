@@ -5,7 +5,6 @@ A tool call is matched by the id of the model's call, a model call by its reques
 
 from __future__ import annotations
 
-import copy
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from operator import itemgetter
@@ -59,10 +58,7 @@ class _Gate(tool_gate.ToolGate):
     """The wrappers of one agent, and of agents that are its tools."""
 
     def enter(self, agent: Agent) -> None:
-        if "stream" not in vars(agent.model):
-            same: Any = copy.copy(agent.model)
-            same.stream = partial(self._asked, agent.model)
-            agent.model = same
+        agent.model = tool_gate.rerouted(agent.model, stream=self._asked)
         if "_killick_gate" not in vars(agent):
             vars(agent)["_killick_gate"] = self
             agent.hooks.add_callback(BeforeToolCallEvent, self._select)
@@ -71,16 +67,14 @@ class _Gate(tool_gate.ToolGate):
         tool: Any = event.selected_tool
         if isinstance(agent := getattr(tool, "agent", None), Agent):  # no step of its own: its calls are steps
             self.enter(agent)
-        elif tool is not None and "stream" not in vars(tool):
+        elif tool is not None:
             # A direct call in code has a random id; its key is its ordinal.
             id_, asked = event.tool_use["toolUseId"], [each["content"] for each in event.agent.messages[-1:]]
             known = [part["toolUse"]["toolUseId"] for parts in asked for part in parts if "toolUse" in part]
-            same = copy.copy(tool)
-            same.stream = partial(self._called, tool, id_ if id_ in known else None)
-            event.selected_tool = same
+            event.selected_tool = tool_gate.rerouted(tool, stream=partial(self._called, id_ if id_ in known else None))
 
     async def _called(
-        self, tool: AgentTool, key: str | None, tool_use: Any, invocation_state: dict[str, Any], **given: Any
+        self, key: str | None, tool: AgentTool, tool_use: Any, invocation_state: dict[str, Any], **given: Any
     ) -> AsyncGenerator[Any]:
         async def apply(**judged: Any) -> Any:
             last: Any = None

@@ -4,8 +4,10 @@ framework."""
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -124,6 +126,16 @@ class CallGroup:
         """Waits until no call runs."""
         while self._count:
             await self._rest.wait()
+
+
+def rerouted(of: T, **methods: Callable[..., Any]) -> T:
+    """Returns a copy of a framework's object with other methods, which get the object first; a copy as it is."""
+    if vars(of).keys() & methods.keys():
+        return of
+    same = copy.copy(of)
+    for name, method in methods.items():
+        object.__setattr__(same, name, partial(method, of))
+    return same
 
 
 class Stopped(BaseException):

@@ -11,13 +11,12 @@ import asyncio
 import functools
 import os
 import re
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from inspect import Parameter, iscoroutinefunction, signature
-from itertools import count
 from threading import Lock
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
@@ -58,6 +57,7 @@ from killick.errors import AnswerRefused, DeclarationRefused, KillickError, Reje
 from killick.history.run_info import waits_of
 from killick.llm.external import Host, attempt, here
 from killick.llm.toolset import driven, settled
+from killick.lru import Lru
 from killick.model.facts import Step
 from killick.model.state import State
 
@@ -103,7 +103,7 @@ class Gate:
         self._interrupts = approvals == "interrupt" and client is not None
         self._by = by
         self._errors: Errors = errors
-        self._tasks: OrderedDict[int, tuple[Any, Counter[str]]] = OrderedDict()
+        self._tasks: Lru[int, tuple[Any, Counter[str]]] = Lru(TASKS_MAX)
         self._at_work: defaultdict[int, CallGroup] = defaultdict(partial(CallGroup, GraphInterrupt))
         self._mutex = Lock()
 
@@ -214,13 +214,10 @@ class Gate:
         """Returns the key of a call from a node's code: name, arguments, and ordinal in this task."""
         named = f"{name}{sorted(arguments.items())!r}"
         with self._mutex:
-            _, counted = self._tasks.setdefault(id(info), (info, Counter()))
-            self._tasks.move_to_end(id(info))
-            if len(self._tasks) > TASKS_MAX:
-                self._tasks.popitem(last=False)
+            _, counted = task = self._tasks.get(id(info)) or (info, Counter())
+            self._tasks.put(id(info), task)
             counted[named] += 1
-            nth = counted[named]
-        return f"{name}:{short(named)}#{nth}"
+            return f"{name}:{short(named)}#{counted[named]}"
 
     # calling ----------------------------------------------------------------------------------
 
@@ -247,17 +244,17 @@ class Gate:
             with _or_stopped():
                 host = stack.enter_context(call.host) if blocking else await stack.enter_async_context(call.host)
             model, tool = (host.model_sync, host.call_sync) if blocking else (host.model, host.call)
-            for key in call.tries():
+            while True:
                 ran = CallTracker(call.who, fn)
                 try:
                     if call.tool is None:
-                        return await settled(model(ran.fn, key=key, **call.arguments))
-                    return await settled(tool(call.tool, call.arguments, key=key, fn=ran.fn, bubbles=_BUBBLES))
+                        return await settled(model(ran.fn, key=call.key, **call.arguments))
+                    return await settled(tool(call.tool, call.arguments, key=call.key, fn=ran.fn, bubbles=_BUBBLES))
+                except RunWaiting as waiting:
+                    self._answered(waiting, call)  # the same attempt continues
                 except KillickError as error:
-                    found = _open_wait(error, ran)
-                if found is not None:
-                    self._answered(found, call)
-        raise AssertionError
+                    _raise_if_final(error, ran)
+                    call.retry()
 
     def _answered(self, waiting: RunWaiting, call: Call) -> None:
         """Passes on the answer that the graph was resumed with; interrupts the graph if there is none."""
@@ -271,7 +268,6 @@ class Gate:
             raise _Asked(partial(self._questions, wait, call))
         with _or_stopped():
             langchain_approvals.answer(self._client, [wait], response, by=self._by, via=via)
-        call.again = True
         call.answered.add(_question_id(wait))
 
     def _resumed_with(self, wait: Wait, call: Call) -> tuple[Any, str | None]:
@@ -336,23 +332,18 @@ class Call:
         self.who = who if tool is None else tool.name
         self.arguments = arguments
         self.host = host
-        self.again = False
-        """Whether the same attempt continues."""
         self.first_key = self.key = key
         """The key of the first attempt, and of the current one."""
         self.together = [key]
         """The first keys of the calls that its task makes at the same time."""
         self.answered: set[str] = set()
         """The ids of its answered questions."""
+        self._nth = 1
 
-    def tries(self) -> Iterator[str]:
-        """Yields the key of each attempt: a recorded failure is not final, because re-running the graph is a retry."""
-        for nth in count(1):
-            self.again = True
-            while self.again:
-                self.again = False
-                self.key = self.first_key if nth == 1 else f"{self.first_key}#{nth}"
-                yield self.key
+    def retry(self) -> None:
+        """Begins another attempt: a recorded failure is not final, because re-running the graph is a retry."""
+        self._nth += 1
+        self.key = f"{self.first_key}#{self._nth}"
 
 
 @contextmanager
@@ -364,19 +355,16 @@ def _or_stopped() -> Generator[None]:
         raise Stopped(str(error)) from error
 
 
-def _open_wait(error: KillickError, ran: CallTracker) -> RunWaiting | None:
-    """Returns an error of the gate that is a wait for a person; None for a retry. Raises any other."""
-    if isinstance(error, RunWaiting):
-        return error
+def _raise_if_final(error: KillickError, ran: CallTracker) -> None:
+    """Raises an error of the gate, unless it is the recorded failure of an earlier attempt."""
     if isinstance(error, Rejected):
         raise error
-    if isinstance(error, StepFailed):
-        if ran.was_called and isinstance(error.__cause__, Exception):
-            raise error.__cause__
-        if ran.was_called or in_agent() or (isinstance(error, Skipped) and error.by != _GATE):
-            raise ToolFailed(str(error.failure)) from error
-        return None
-    raise Stopped(str(error)) from error
+    if not isinstance(error, StepFailed):
+        raise Stopped(str(error)) from error
+    if ran.was_called and isinstance(error.__cause__, Exception):
+        raise error.__cause__
+    if ran.was_called or in_agent() or (isinstance(error, Skipped) and error.by != _GATE):
+        raise ToolFailed(str(error.failure)) from error
 
 
 def _key_of(state: State, step: Step | None) -> str:

@@ -45,7 +45,9 @@ class DataSerializer(JsonPlusSerializer):
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         if data[0] == "msgpack" and (fresh := _types_in(data[1]) - self._judged):
             with self._mutex:
-                self._allows = (self._allows or self).with_msgpack_allowlist(filter(_holds_data, fresh))
+                self._allows = (self._allows or self).with_msgpack_allowlist(
+                    [each for each in fresh if _holds_data(each)]
+                )
                 self._judged |= fresh
         return JsonPlusSerializer.loads_typed(self._allows or self, data)
 

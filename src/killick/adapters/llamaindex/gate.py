@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
@@ -59,12 +58,9 @@ class _Gate(tool_gate.ToolGate):
 
     def tool(self, given: Any) -> Any:
         tool = adapt_to_async_tool(given)
-        if tool.metadata.name == "handoff" or "acall" in vars(tool):  # a handoff only changes the context
+        if tool.metadata.name == "handoff":  # it only changes the context
             return tool
-        same: Any = copy.copy(tool)
-        same.acall = partial(self._called, tool)
-        same.call = partial(self._called_sync, tool)
-        return same
+        return tool_gate.rerouted(tool, acall=self._called, call=self._called_sync)
 
     async def _called(self, tool: AsyncBaseTool, *args: Any, **given: Any) -> ToolOutput:
         shown = tool.metadata.get_parameters_dict()
@@ -91,14 +87,9 @@ class _Gate(tool_gate.ToolGate):
     def model(self, given: Any) -> Any:
         if "achat" in vars(given):
             return given
+        wrappers = {"": self._asked_sync, "stream_": self._streamed_sync, "a": self._asked, "astream_": self._streamed}
         same = given.model_copy()
         for name, kind in (("chat", ChatResponse), ("complete", CompletionResponse)):
-            wrappers = {
-                "": self._asked_sync,
-                "stream_": self._streamed_sync,
-                "a": self._asked,
-                "astream_": self._streamed,
-            }
             for prefix, wrapper in wrappers.items():
                 method = getattr(given, f"{prefix}{name}")
                 object.__setattr__(same, f"{prefix}{name}", partial(wrapper, _Model(given, name, kind), method))
