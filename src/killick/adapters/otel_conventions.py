@@ -12,7 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from killick.engine.observers import Attempt
-from killick.engine.steps.model_reply import reasoning_of, text_of, tool_calls_of
+from killick.engine.steps.model_reply import ToolCall, reasoning_of, text_of, tool_calls_of
+from killick.window.messages import Call, Message, Part, read, shape_of
+from killick.window.messages import text_of as text_in
 
 _MAKERS: Final = ("anthropic", "openai")
 
@@ -115,17 +117,17 @@ def called_with(attempt: Attempt) -> dict[str, Any]:
 def asked_with(attempt: Attempt) -> dict[str, Any]:
     """Returns a model's request."""
     arguments = attempt.arguments
-    sent = arguments.get("messages", arguments.get("input"))
-    if sent is None:
-        sent = arguments.get("args")
-    messages = [{"role": "user", "content": sent}] if isinstance(sent, str) else sent
+    tools: Any = arguments.get("tools") or ()
+    sent = next((arguments[name] for name in ("messages", "input", "args") if arguments.get(name) is not None), None)
+    sent = [sent] if isinstance(sent, str) else sent
     attributes: dict[str, Any] = {}
-    if isinstance(messages, list):
-        attributes["gen_ai.input.messages"] = _text([_message(each) for each in messages])
-    system = arguments.get("system", arguments.get("instructions"))
-    if system:
-        attributes["gen_ai.system_instructions"] = _text(_parts(system))
-    if tools := arguments.get("tools"):
+    if isinstance(sent, list):
+        asked = [each if isinstance(each, Mapping) else {"role": "user", "content": text_in(each)} for each in sent]
+        shape = shape_of(asked, tools) or "openai"
+        attributes["gen_ai.input.messages"] = _text([_message(read(each, shape)) for each in asked])
+    if system := arguments.get("system", arguments.get("instructions")):
+        attributes["gen_ai.system_instructions"] = _text([{"type": "text", "content": text_in(system)}])
+    if tools:
         attributes["gen_ai.tool.definitions"] = _text(tools)
     return attributes
 
@@ -142,47 +144,24 @@ def said_by(attempt: Attempt) -> dict[str, Any]:
         parts.append({"type": "reasoning", "content": thought})
     if said := text_of(reply):
         parts.append({"type": "text", "content": said})
-    parts += [
-        {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.arguments}
-        for call in tool_calls_of(reply)
-    ]
+    parts += map(_call, tool_calls_of(reply))
     ended = next(iter(_reasons(reply)), "") if isinstance(reply, Mapping) else ""
     return {"gen_ai.output.messages": _text([{"role": "assistant", "parts": parts, "finish_reason": ended}])}
 
 
-def _message(message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        return {"role": "user", "parts": _parts(message)}
-    parts = _parts(message.get("content"))
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        fields = {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
-        parts.append({"type": "tool_call", **fields})
-    if message.get("role") == "tool":
-        parts = [{"type": "tool_call_response", "id": message.get("tool_call_id"), "result": message.get("content")}]
-    return {"role": message.get("role", "user"), "parts": parts}
+def _message(message: Message) -> dict[str, Any]:
+    role = {"result": "tool", "other": "user"}.get(message.role, message.role)
+    return {"role": role, "parts": [*map(_part, message.parts), *map(_call, message.calls)]}
 
 
-def _parts(content: Any) -> list[dict[str, Any]]:
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [{"type": "text", "content": content}]
-    return [_part(each) for each in content] if isinstance(content, list) else [{"type": "other", "content": content}]
+def _part(part: Part) -> dict[str, Any]:
+    if part.is_result:
+        return {"type": "tool_call_response", "id": part.call, "result": part.text}
+    return {"type": "other" if part.media else "text", "content": part.text}
 
 
-def _part(part: Any) -> dict[str, Any]:
-    match part:
-        case str():
-            return {"type": "text", "content": part}
-        case {"type": "text" | "input_text" | "output_text", "text": text}:
-            return {"type": "text", "content": text}
-        case {"type": "tool_use", "id": id, "name": name, "input": given}:
-            return {"type": "tool_call", "id": id, "name": name, "arguments": given}
-        case {"type": "tool_result", "tool_use_id": id}:
-            return {"type": "tool_call_response", "id": id, "result": part.get("content")}
-        case _:
-            return {"type": "other", "content": part}
+def _call(call: Call | ToolCall) -> dict[str, Any]:
+    return {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.arguments}
 
 
 def _text(value: Any) -> str:

@@ -26,7 +26,9 @@ def create_deep_agent(
     A compiled subagent needs the gate in its own graph. A remote one is started by a tool of this agent.
     """
     gate._tools.by_default(_READS)
-    specs: list[Any] = [spec if spec.keys() & {"runnable", "graph_id"} else _gated(spec, gate) for spec in subagents or ()]
+    specs: list[Any] = [
+        spec if spec.keys() & {"runnable", "graph_id"} else _gated(spec, gate) for spec in subagents or ()
+    ]
     if not any(spec["name"] == GENERAL_PURPOSE_SUBAGENT["name"] for spec in specs):
         specs.insert(0, _gated(GENERAL_PURPOSE_SUBAGENT, gate))
     return deepagents.create_deep_agent(*given, middleware=[*middleware, gate], subagents=specs, **options)
