@@ -27,7 +27,7 @@ from agent_framework import (
     ResponseStream,
     WorkflowCheckpoint,
 )
-from agent_framework import _tools as framework_tools
+from agent_framework._tools import _FunctionArgumentValidationError  # pyright: ignore[reportPrivateUsage]
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 from agent_framework.exceptions import ToolException, UserInputRequiredException, WorkflowCheckpointException
 
@@ -239,11 +239,8 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
         return await tool_gate.called(host, tool, given, apply, errors=self._errors, key=key, bubbles=_BEFORE_ANYTHING)
 
 
-_BEFORE_ANYTHING: tuple[type[BaseException], ...] = (
-    UserInputRequiredException,
-    # Invalid arguments are the model's to correct; the framework's own error shows that the body did not start.
-    *(kind for kind in [getattr(framework_tools, "_FunctionArgumentValidationError", None)] if kind is not None),
-)
+_BEFORE_ANYTHING: Final = (UserInputRequiredException, _FunctionArgumentValidationError)
+"""Errors of a call whose body did not start. Invalid arguments are the model's to correct."""
 
 
 def _arguments(context: FunctionInvocationContext) -> dict[str, Any]:

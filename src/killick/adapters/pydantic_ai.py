@@ -39,7 +39,17 @@ from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, DeferredToolResu
 from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, ToolsetTool, WrapperToolset
 from pydantic_core import to_jsonable_python
 
-from killick.adapters.tool_gate import ErrorAnswer, Errors, answered, answering, asked, hinted, hosted
+from killick.adapters.tool_gate import (
+    ErrorAnswer,
+    Errors,
+    answered,
+    answering,
+    asked,
+    hinted,
+    hosted,
+    in_own_form,
+    own_form,
+)
 from killick.contracts.facts import Approval
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
@@ -55,8 +65,6 @@ ToolOptions: TypeAlias = Mapping[str, Options | Literal[False]]
 ANYBODY: Final = Approval()
 METADATA: Final = "killick"
 """The name for these options in a tool's metadata."""
-_WIRE: Final = "pydantic_ai"
-"""The name under which a non-plain tool result is recorded in Pydantic AI's own form."""
 _MOMENTARY: Final = frozenset({"timestamp", "run_id", "conversation_id"})
 """Parts of a message that are new on each execution, and that no model sees."""
 _RETURNED: Final[TypeAdapter[ToolReturn[Any]]] = TypeAdapter(ToolReturn)
@@ -164,7 +172,8 @@ class Backend(JournalCallableOperationBackend[Options]):
         if isinstance(operation_id, ModelRequestId):
             return await _requested(host, operation_id.model_name, params, body)
         if isinstance(operation_id, ToolsetCallToolId):
-            return _framed(await _tool_called(host, params, _plainly(body), config, self._errors))
+            outcome = await _tool_called(host, params, _plainly(body), config, self._errors)
+            return own_form(outcome) or {"result": outcome, "kind": "tool_return"}
         if not in_agent() and not isinstance(operation_id, CapabilityOperationId):
             return await body()  # A read is not recorded: a later caller reads again.
         if isinstance(operation_id, ModelCompactMessagesId | ModelCancelSuspendedResponseId):
@@ -222,20 +231,20 @@ class GatedToolset(WrapperToolset[AgentDepsT]):
             try:
                 result = await self.wrapped.call_tool(name, params.tool_args, ctx, tool)
             except (ModelRetry, ToolFailed) as failed:
-                return {_WIRE: {"retry" if isinstance(failed, ModelRetry) else "failed": failed.message}}
+                return in_own_form({"retry" if isinstance(failed, ModelRetry) else "failed": failed.message})
             if isinstance(result, ToolReturn):
-                return {_WIRE: {"return": _RETURNED.dump_python(result, mode="json")}}
+                return in_own_form({"return": _RETURNED.dump_python(result, mode="json")})
             return to_jsonable_python(result, serialize_unknown=True)
 
         # A tool raises these before any effect: it is called again after the approval.
         leaves = (ApprovalRequired, CallDeferred)
         outcome: Any = await _tool_called(hosted(None, name), params, body, options, self.errors, bubbles=leaves)
-        match outcome:
-            case {"pydantic_ai": {"retry": message}}:
+        match own_form(outcome):
+            case {"retry": message}:
                 raise ModelRetry(message)
-            case {"pydantic_ai": {"failed": message}}:
+            case {"failed": message}:
                 raise ToolFailed(message)
-            case {"pydantic_ai": {"return": returned}}:
+            case {"return": returned}:
                 return _RETURNED.validate_python(returned)
             case _:
                 return outcome
@@ -311,20 +320,12 @@ def _plainly(body: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[ob
 
     async def run() -> object:
         match payload := await body():
-            case {"result": value, "kind": "tool_return", **more} if not any(more.values()) and not _is_framed(value):
+            case {"result": value, "kind": "tool_return", **more} if not any(more.values()) and own_form(value) is None:
                 return value
             case _:
-                return {_WIRE: payload}
+                return in_own_form(payload)
 
     return run
-
-
-def _framed(value: Any) -> object:
-    return value[_WIRE] if _is_framed(value) else {"result": value, "kind": "tool_return"}
-
-
-def _is_framed(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {_WIRE}
 
 
 def _edit(params: ToolsetCallToolParams | DynamicToolsetCallToolParams, arguments: dict[str, Any]) -> None:

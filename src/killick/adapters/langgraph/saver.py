@@ -268,7 +268,7 @@ def _saved(packer: Packer, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "ts": checkpoint["ts"],
         "last": last,
-        "shape": packer.plain(_relative_to(last, shape)),
+        "shape": packer.whole(_relative_to(last, shape)),
         "values": {name: packer.pack(value) for name, value in checkpoint["channel_values"].items()},
         **({"rest": packer.pack(rest)} if rest else {}),
     }
@@ -320,7 +320,7 @@ def _copied(value: Any, frame_of: Callable[[int], bytes]) -> Callable[[Packer], 
 
 def _items(saved: Any, written: Mapping[int, Any]) -> Iterator[int]:
     """Returns the items that a checkpoint and its writes refer to."""
-    yield from items_of([saved["shape"]])
+    yield from items_of(saved["shape"])
     yield from items_of(saved["values"])
     yield from items_of(saved.get("rest"))
     for value in written.values():

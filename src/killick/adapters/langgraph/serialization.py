@@ -8,8 +8,8 @@ value have types that plain values never have:
     (n, count)  in a list: that many items from n on
     bytes       a frame: the serializer's bytes of a small value, or in a list the numbers of many items
 
-A frame starts with a letter for its content, in upper case if deflated: `m` msgpack, `s` a UTF-8 string, `j` JSON, `n`
-numbers, delta-coded; `t` a length, the name of another type of the serializer, and its bytes.
+A frame starts with a letter for its content, in upper case if deflated: `m` msgpack, `n` numbers, delta-coded; `t` a
+length, the name of another type of the serializer, and its bytes.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Packer:
             if value is None or kind is bool or kind is int or kind is float:
                 return value
             if kind is str:
-                return value if len(value) <= INLINE_BYTES_MAX else self._text(value)
+                return value if len(value) <= INLINE_BYTES_MAX else self.whole(value)
             if kind is list:
                 return self._unless_small(value, _joined(self.pack(item, depth + 1) for item in value))
             if kind is dict and all(type(key) is str for key in value):
@@ -153,33 +153,24 @@ class Packer:
             return packed
         return self._typed(value)
 
-    def _text(self, text: str) -> Any:
-        try:
-            return self._item(b"s" + text.encode())
-        except UnicodeEncodeError:
-            return self._typed(text)
-
     def _typed(self, value: Any) -> Any:
         state = state_of(value) if self._looks_into else None
         if state is None:
-            return self._framed(value)
+            return self.whole(value)
         mark = digest_of(state)
         if (number := self._number(mark)) is not None:
             return (number,)
-        packed = self._framed(value)
+        packed = self.whole(value)
         if type(packed) is tuple:
             self.digests[mark] = packed[0]
         return packed
 
-    def _framed(self, value: Any) -> Any:
+    def whole(self, value: Any) -> Any:
+        """Packs a value without its parts: as an item, or as a frame if it is small."""
         name, data = self._serde.dumps_typed(value)
         kind = name.encode()
         frame = b"m" + data if name == "msgpack" else b"t%c%s%s" % (len(kind), kind, data)
-        return frame if len(frame) <= INLINE_BYTES_MAX else self._item(frame)
-
-    def plain(self, value: Any) -> tuple[int]:
-        """Packs recurring JSON as an item."""
-        return self._item(b"j" + msgspec.json.encode(value))
+        return frame if len(frame) <= INLINE_BYTES_MAX else (self.item(frame),)
 
     def item(self, frame: bytes) -> int:
         """Returns a value's item number, by its undeflated frame."""
@@ -193,9 +184,6 @@ class Packer:
     def _number(self, digest: bytes) -> int | None:
         number = self._known.get(digest)
         return self.digests.get(digest) if number is None else number
-
-    def _item(self, frame: bytes) -> tuple[int]:
-        return (self.item(frame),)
 
 
 class Snapshot(NamedTuple):
@@ -258,16 +246,10 @@ class Unpacker:
 
     def _value(self, frame: bytes) -> Any:
         frame = inflated(frame)
-        match frame[:1]:
-            case b"m":
-                return self._serde.loads_typed(("msgpack", frame[1:]))
-            case b"s":
-                return frame[1:].decode()
-            case b"j":
-                return msgspec.json.decode(frame[1:])
-            case _:
-                end = 2 + frame[1]
-                return self._serde.loads_typed((frame[2:end].decode(), frame[end:]))
+        if frame[:1] == b"m":
+            return self._serde.loads_typed(("msgpack", frame[1:]))
+        end = 2 + frame[1]
+        return self._serde.loads_typed((frame[2:end].decode(), frame[end:]))
 
 
 def items_of(packed: Any) -> Iterator[int]:
