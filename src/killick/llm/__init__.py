@@ -1,1 +1,1 @@
-"""Model calls: providers, tools as a model sees them, the tool loop, recording clients, external sessions."""
+"""Model calls: tools as a model sees them, the tool loop, the context window, external sessions."""

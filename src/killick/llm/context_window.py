@@ -27,21 +27,43 @@ _IN_USE: Final[WeakSet[Window]] = WeakSet()
 async def fit(
     ex: Execution, branch: Branch, window: Window, messages: Sequence[Any], tools: Sequence[Any], system: Any
 ) -> Sent:
-    """The part of a history to send."""
-    return await pager(ex, branch, window).fit(ex, branch, messages, tools, system)
+    """The part of a history to send. On replay the recorded decision is used."""
+    pager = _pager(ex, branch, window)
+    own = pager.window
+    recorded = [event for _, event in pager.taken(ex, branch, lambda event: True)]
+    decided: list[Decision] = []
+    if not ex.record.has_more(branch.path, branch.count):
+        decided = _missing(recorded, own.plan(messages, tools, system=system))
+        pager.put_on_record(ex, branch, decided)
+    elif recorded:
+        own.render(messages, tools, system=system)  # it must see a history before the decisions about it
+    own.apply([*recorded, *decided])
+    return own.render(messages, tools, system=system)
 
 
 async def answer(ex: Execution, branch: Branch, window: Window, call: ToolCall) -> Answer | None:
     """The window's own answer to a tool call; None if the tool must be executed as the next step."""
-    return await pager(ex, branch, window).answer(ex, branch, call)
+    pager = _pager(ex, branch, window)
+    found = pager.window.answering(call.name, call.arguments)
+    if found is None:
+        return None
+    recorded = pager.taken(ex, branch, _is_recall)
+    is_live = not ex.record.has_more(branch.path, branch.count)
+    decided = _missing([event for _, event in recorded], found.decisions) if is_live else []
+    if recorded:
+        data = ex.record.data(recorded[0][0])
+        found = Answer(text=data["text"], failed=data["failed"])
+    pager.put_on_record(ex, branch, decided, text=found.text, failed=found.failed)
+    pager.window.apply([*(event for _, event in recorded), *decided])
+    return found
 
 
 def tools_of(ex: Execution, window: Window) -> tuple[str, ...]:
     """The names of the window's own tools, as the model sees them."""
-    return pager(ex, ex.branch_here(), window).window.own
+    return _pager(ex, ex.branch_here(), window).window.own
 
 
-def pager(ex: Execution, branch: Branch, window: Window) -> Pager:
+def _pager(ex: Execution, branch: Branch, window: Window) -> Pager:
     """The window of one branch of a run. A window that another branch used is reset: its content comes only from the
     log of this branch, although all runs of an agent may share the object."""
     known, line = _PAGERS.setdefault(ex, {}), _line(branch)
@@ -60,7 +82,7 @@ def _line(branch: Branch) -> Line:
 
 
 class Pager:
-    """Applies a window durably."""
+    """A window of one branch, and its decisions on record."""
 
     def __init__(self, given: Window, window: Window, number: int) -> None:
         self.given = given  # kept, so that no other window has its id
@@ -68,53 +90,20 @@ class Pager:
         self._number = number
         """The number of this window: several may decide before the same step."""
 
-    async def fit(
-        self, ex: Execution, branch: Branch, messages: Sequence[Any], tools: Sequence[Any], system: Any
-    ) -> Sent:
-        """The messages to send. On replay the recorded decision is used."""
-        recorded = [event for _, event in self._taken(ex, branch, lambda event: True)]
-        decided: list[Decision] = []
-        if not ex.record.has_more(branch.path, branch.count):
-            decided = _missing(recorded, self.window.plan(messages, tools, system=system))
-            self._put_on_record(ex, branch, decided)
-        elif recorded:
-            self.window.render(messages, tools, system=system)  # it must see a history before the decisions about it
-        self.window.apply([*recorded, *decided])
-        return self.window.render(messages, tools, system=system)
-
-    async def answer(self, ex: Execution, branch: Branch, call: ToolCall) -> Answer | None:
-        """The window's own answer to a tool call; None if the tool must be executed as the next step."""
-        found = self.window.answering(call.name, call.arguments)
-        if found is None:
-            return None
-        recorded = self._taken(ex, branch, _is_recall)
-        is_live = not ex.record.has_more(branch.path, branch.count)
-        decided = _missing([event for _, event in recorded], found.decisions) if is_live else []
-        if recorded:
-            data = ex.record.data(recorded[0][0])
-            found = Answer(text=data["text"], failed=data["failed"])
-        self._put_on_record(ex, branch, decided, text=found.text, failed=found.failed)
-        self.window.apply([*(event for _, event in recorded), *decided])
-        return found
-
-    def _put_on_record(self, ex: Execution, branch: Branch, decided: Sequence[Decision], **answered: Any) -> None:
+    def put_on_record(self, ex: Execution, branch: Branch, decided: Sequence[Decision], **answered: Any) -> None:
         """Records everything in one append. The first entry has the answer to a tool call, if there was one."""
         at, step = ex.now_us(), branch.position
         which = {"window": self._number} if self._number else {}
         entries: list[Entry] = []
         for event, data in decided:
-            more = (
-                {"budget": self.window.budget}
-                if isinstance(event, page_events.PageEvicted)
-                else {}
-                if entries
-                else answered
-            )
+            more = {} if entries else answered
+            if isinstance(event, page_events.PageEvicted):
+                more = {"budget": self.window.budget}
             entries.append(Entry(replace(event, at=at, step=step), {**data, **more, **which}))
         if entries and not branch.may_be_stopped:
             ex.write_behind(*entries)
 
-    def _taken(
+    def taken(
         self, ex: Execution, branch: Branch, begins: Callable[[page_events.PageEvent], bool]
     ) -> list[tuple[int, page_events.PageEvent]]:
         """The recorded part of a decision, with its pins; advances past it."""

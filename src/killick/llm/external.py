@@ -138,13 +138,21 @@ class Host:
         bubbles    errors by which a framework leaves a tool before any effect: no attempt is counted, the step stays
                    open, and the error reaches the caller unchanged
         """
-        intent = self._tool(tool, arguments, fn, bubbles)
+        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"a host calls tools; declare {getattr(tool, '__name__', tool)!r} with killick.tool")
+        shape = tool.shape.given(arguments)
+        bound, given = shape.bind((), arguments)
+        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.shape.returns, given=given)
+        intent.bubbles = bubbles
+        self._called(intent, fn or tool.fn)
         return await self._awaited(partial(self._performed, intent, key))
 
     async def model(self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
         """Calls a model: recorded verbatim, with usage and reasoning, and never called again under the same key. Raises
         StepFailed."""
-        return await self._awaited(partial(self._performed, self._model(fn, args, kwargs), key))
+        intent = model_intent(fn, args, kwargs)
+        self._called(intent, intent.fn)
+        return await self._awaited(partial(self._performed, intent, key))
 
     async def ask(
         self,
@@ -161,32 +169,12 @@ class Host:
         asked = partial(
             questions.ask, prompt=prompt, to=to, timeout=timeout, default=default, options=options, returns=Any
         )
-        return await self._awaited(partial(_answered, asked, key))
+        answer: Answer = await self._awaited(lambda hosted: hosted.take(key, None, asked))
+        return answer
 
     call_sync, model_sync, ask_sync = _blocking(call), _blocking(model), _blocking(ask)
 
     # inside -----------------------------------------------------------------------------------
-
-    def _tool(
-        self,
-        tool: AnyTool,
-        arguments: Mapping[str, Any],
-        fn: Callable[..., Any] | None,
-        bubbles: tuple[type[BaseException], ...],
-    ) -> Intent:
-        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"a host calls tools; declare {getattr(tool, '__name__', tool)!r} with killick.tool")
-        shape = tool.shape.given(arguments)
-        bound, given = shape.bind((), arguments)
-        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.shape.returns, given=given)
-        self._called(intent, fn or tool.fn)
-        intent.bubbles = bubbles
-        return intent
-
-    def _model(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
-        intent = model_intent(fn, args, kwargs)
-        self._called(intent, intent.fn)
-        return intent
 
     def _called(self, intent: Intent, fn: Callable[..., Any]) -> None:
         """Calls a function on the loop that it belongs to, whichever loop the host uses."""
@@ -268,11 +256,6 @@ def _settled(ended: Future[T], task: asyncio.Task[T]) -> None:
         ended.set_exception(error)
     else:
         ended.set_result(task.result())
-
-
-async def _answered(asked: Callable[..., Coroutine[Any, Any, Answer]], key: str, hosted: ExternalBranches) -> Answer:
-    answer: Answer = await hosted.take(key, None, asked)
-    return answer
 
 
 # a scope of guests --------------------------------------------------------------------------------
