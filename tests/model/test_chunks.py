@@ -24,7 +24,6 @@ from killick.model.chunks import (
     PIECE_BYTES_MAX,
     PIECE_BYTES_MIN,
     Blob,
-    Erased,
     Packed,
     check,
     children,
@@ -32,6 +31,7 @@ from killick.model.chunks import (
     references,
     unpack,
 )
+from killick.model.codec import Erased
 from killick.model.hashing import value_hash
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from killick.errors import ValueBroken
-from killick.model.chunks import Blob, Erased, SharedReader, pack, unpack
+from killick.model.chunks import Blob, SharedReader, pack, unpack
+from killick.model.codec import Erased
 from seeds import repeats
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from killick.archive.export import Export, header_of
+from killick.archive.export import Export, refuse_other
 from killick.archive.export import Header as RunHeader
 from killick.errors import ArchiveRefused, ExportBroken, RunUnknown
 from killick.log.progress import Progress, silent
@@ -81,7 +81,7 @@ def read(path: Place) -> Iterator[Export]:
     digest, runs, events = sha256(), 0, 0
     with _lines(place) as lines:
         line = next(lines, b"")
-        _check_header(place, line)
+        refuse_other(place, line, FORMAT, "an archive of runs", VERSION)
         digest.update(line)
         for line in lines:
             if line.startswith(b'{"is":"end"'):
@@ -144,12 +144,6 @@ def _bounded(place: str, file: BufferedReader) -> Iterator[bytes]:
         if len(line) > LINE_BYTES_MAX:
             raise ExportBroken(place, f"has a line of more than {LINE_BYTES_MAX:,} bytes, which no archive has")
         yield line
-
-
-def _check_header(place: str, line: bytes) -> None:
-    header = header_of(place, line, FORMAT, "an archive of runs")
-    if header.get("version") != VERSION or header.get("format") != hashing.FORMAT:
-        raise ExportBroken(place, f"version {header.get('version')}, this build of Killick reads {VERSION}")
 
 
 def _section(place: str, first: bytes, lines: Iterator[bytes]) -> bytes:

@@ -12,13 +12,13 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from killick.archive import rebuild
-from killick.errors import ExportBroken, KillickError, LogError, RunBroken, ValueBroken
+from killick.errors import ExportBroken, KillickError, LogError, RunBroken
 from killick.ids import RandomIds
 from killick.log.derived import index_of
 from killick.log.log import Log
@@ -26,7 +26,7 @@ from killick.log.paging import pages
 from killick.log.verify import verify
 from killick.model import event_codec, hashing
 from killick.model import events as e
-from killick.model.chunks import Blob, Fetch, children, references
+from killick.model.chunks import Blob, gathered
 from killick.model.cipher import is_encrypted
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store, keys_of, opened, opened_piece, raw_store
@@ -118,34 +118,31 @@ _decode: Final = msgspec.json.Decoder(AnyLine).decode
 def export(log: Log, run: str) -> bytes:
     """Exports a run as it is stored, encrypted or not. Raises RunBroken if its log does not verify: unverified data is
     not exported."""
-    raw = raw_store(log.store)
-    parts = [_part(raw, each, whole=each.run == run) for each in _lineage(log, run)]
+    raw, lineage = raw_store(log.store), _lineage(log, run)
     found = dict[bytes, Blob]()
     events: list[EventLine] = []
     messages: list[MessageLine] = []
-    for part in parts:
-        for row in part.rows:
+    for ancestor in lineage:
+        rows = _rows(raw, ancestor)
+        sent = _messages(raw, ancestor.run, rows, whole=ancestor.run == run)
+        for row in rows:
             data = msgspec.UNSET if row.data is None else msgspec.Raw(row.data)
-            events.append(EventLine(part.run, row.seq, e.to_text(row.hash), msgspec.Raw(row.body), data))
-        for sent in part.messages:
-            body = msgspec.Raw(sent.body)
-            messages.append(MessageLine(sent.run, sent.number, sent.id, sent.name, sent.at_us, body, sent.by))
-        written = [row.data for row in part.rows if row.data is not None]
-        written += [message.body for message in part.messages]
-        _gather(log.store.pieces, [opened(log.store, each) or b"" for each in written], found)
+            events.append(EventLine(ancestor.run, row.seq, e.to_text(row.hash), msgspec.Raw(row.body), data))
+        for each in sent:
+            body = msgspec.Raw(each.body)
+            messages.append(MessageLine(each.run, each.number, each.id, each.name, each.at_us, body, each.by))
+        written = [row.data for row in rows if row.data is not None] + [each.body for each in sent]
+        gathered([opened(log.store, each) or b"" for each in written], log.store.pieces, found)
     if raw is not log.store:
         stored = raw.pieces(found)
         found = {digest: stored[digest] for digest in found}
-    there = tuple(
-        Ancestor(part.run, part.base, part.rows[-1].seq, e.to_text(part.genesis), part.parent) for part in parts
-    )
     header = Header(
         version=VERSION,
         format=hashing.FORMAT,
         store=log.store.id,
         run=run,
-        lineage=there,
-        hash=e.to_text(parts[-1].rows[-1].hash),
+        lineage=tuple(lineage),
+        hash=events[-1].hash,
         events=len(events),
         messages=len(messages),
         values=len(found),
@@ -154,25 +151,13 @@ def export(log: Log, run: str) -> bytes:
     return b"".join(_encode(line) + b"\n" for line in lines)
 
 
-class _Part(NamedTuple):
-    """The own rows of a run and its messages, as exported; and the hash before the first."""
-
-    run: str
-    base: int
-    parent: str | None
-    genesis: bytes
-    rows: list[Row]
-    messages: list[Message]
-
-
-def _part(store: Store, ancestor: Ancestor, *, whole: bool) -> _Part:
-    """A run's own rows and messages that belong to the export."""
-    rows = _rows(store, ancestor)
-    messages = store.messages(ancestor.run)
-    if not whole:  # events of an ancestor after the cut are not the run's
-        taken = {number for row in rows for number in rebuild.claims_of(event_codec.decode(row.body)).takes}
-        messages = messages[: max(taken, default=0)]
-    return _Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
+def _messages(store: Store, run: str, rows: Iterable[Row], *, whole: bool) -> list[Message]:
+    """A run's messages that belong to the export: of an ancestor, those that its events before the cut took."""
+    messages = store.messages(run)
+    if whole:
+        return messages
+    taken = {number for row in rows for number in rebuild.claims_of(event_codec.decode(row.body)).takes}
+    return messages[: max(taken, default=0)]
 
 
 def _lineage(log: Log, run: str) -> list[Ancestor]:
@@ -224,39 +209,24 @@ def _value_line(piece: Blob) -> ValueLine:
             return replace(line, base64=b64encode(piece.body).decode())
 
 
-def _used(pieces: dict[bytes, Blob], written: list[bytes]) -> list[bytes]:
+def _used(pieces: dict[bytes, Blob], written: list[bytes]) -> tuple[Blob, ...]:
     """The chunks of data in a file: all of them, if the data hides which."""
-    if any(map(is_encrypted, written)):
-        return list(pieces)
-    return _gather(lambda hashes: {each: pieces[each] for each in hashes if each in pieces}, written, {})
-
-
-def _gather(fetch: Fetch, written: Iterable[bytes], found: dict[bytes, Blob]) -> list[bytes]:
-    """Every chunk below the given data, added to `found` in order of discovery; returns them all."""
-    used: dict[bytes, None] = {}
-    wanted = [digest for raw in written for digest in references(raw)]
-    while wanted := [digest for digest in dict.fromkeys(wanted) if digest not in used]:
-        used |= dict.fromkeys(wanted)
-        level = fetch([digest for digest in wanted if digest not in found])
-        for digest in wanted:
-            if digest not in found and digest not in level:
-                raise ValueBroken(digest, "missing")
-        found |= {digest: level[digest] for digest in wanted if digest in level}
-        wanted = [child for digest in wanted for child in children(found[digest])]
-    return list(used)
+    hides = any(map(is_encrypted, written))
+    return tuple((pieces if hides else gathered(written, lambda _: pieces)).values())
 
 
 # reading ------------------------------------------------------------------------------------------
 
 
-def header_of(place: str, line: bytes, kind: str, name: str) -> dict[str, Any]:
-    """The header of a file of this kind, not validated yet. Raises ExportBroken if it is no such file."""
+def refuse_other(place: str, line: bytes, kind: str, name: str, version: int) -> None:
+    """Raises ExportBroken unless a file begins as one of this kind, in a version that this build reads."""
     header: dict[str, Any] = {}
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         header = msgspec.json.decode(line, type=dict[str, Any])
     if header.get("is") != kind:
         raise ExportBroken(place, f"is not {name}")
-    return header
+    if header.get("version") != version or header.get("format") != hashing.FORMAT:
+        raise ExportBroken(place, f"version {header.get('version')}, this build of Killick reads {version}")
 
 
 def read(source: str | os.PathLike[str] | bytes) -> Export:
@@ -286,9 +256,7 @@ class Export:
         self._check_counts()
 
     def _header(self, line: bytes) -> Header:
-        header = header_of(self.place, line, FORMAT, "an export of a run")
-        if header.get("version") != VERSION or header.get("format") != hashing.FORMAT:
-            raise ExportBroken(self.place, f"version {header.get('version')}, this build of Killick reads {VERSION}")
+        refuse_other(self.place, line, FORMAT, "an export of a run", VERSION)
         try:
             return msgspec.json.decode(line, type=ready(Header))
         except msgspec.ValidationError as error:
@@ -397,11 +365,11 @@ class Export:
             epoch=0,
             rows=(first,),
             create=CreateRun(parent=ancestor.parent),
-            pieces=tuple(self.pieces[digest] for digest in used),
+            pieces=used,
         )
         rebuild.raise_refused(store.append([born]))
         for message in messages:
-            pieces = tuple(self.pieces[digest] for digest in _used(self.pieces, [message.body]))
+            pieces = _used(self.pieces, [message.body])
             rebuild.raise_refused(store.deliver([replace(message, pieces=pieces)]))
         rebuild.append_all(store, run, rest)
 

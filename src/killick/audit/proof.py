@@ -17,7 +17,7 @@ from killick.errors import ProofBroken, SealRefused, ValueBroken
 from killick.log.log import Log, Recorded
 from killick.model import events as e
 from killick.model import hashing
-from killick.model.chunks import Blob, children, references, unpack
+from killick.model.chunks import Blob, gathered, unpack
 from killick.model.merkle import consistency, includes, inclusion, is_consistent, root
 from killick.type_init import ready
 
@@ -235,7 +235,7 @@ class _Verifier:
 
     def _values(self, event: dict[str, Any]) -> Any:
         proof = self._proof
-        blobs = {hashing.value_hash(piece.codec, piece.body): piece for piece in proof.pieces}
+        blobs = [Blob(hashing.value_hash(each.codec, each.body), each.codec, each.body) for each in proof.pieces]
         if proof.data is None:
             if blobs:
                 raise ProofBroken("proof", "it has values that the event does not refer to")
@@ -243,16 +243,12 @@ class _Verifier:
         raw = proof.data.encode()
         if event.get("data") != e.to_text(hashing.data_hash(raw)):
             raise ProofBroken("proof", "the values are not the ones that the event refers to")
-        found = {digest: Blob(digest, piece.codec, piece.body) for digest, piece in blobs.items()}
+        found = {blob.hash: blob for blob in blobs}
         try:
-            used, wanted = set[bytes](), references(raw)
-            while wanted:
-                used.update(wanted)
-                wanted = [below for digest in wanted for below in children(found[digest]) if below not in used]
-            if used != found.keys() or len(found) != len(proof.pieces):
+            if gathered([raw], lambda _: found).keys() != found.keys() or len(found) != len(blobs):
                 raise ProofBroken("proof", "it has values that the event does not refer to")
-            return unpack(raw, lambda digests: {digest: found[digest] for digest in digests})
-        except (KeyError, ValueBroken):
+            return unpack(raw, lambda _: found)
+        except ValueBroken:
             raise ProofBroken("proof", "some of the values are missing or were changed") from None
 
     def _since(self, kept: bytes | str | None) -> int | None:

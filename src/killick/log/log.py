@@ -17,7 +17,6 @@ from killick.errors import (
     LogError,
     RunBroken,
     RunUnknown,
-    ValueBroken,
     ValueErased,
 )
 from killick.log.ancestry import ancestry, owner_of, segments
@@ -27,7 +26,7 @@ from killick.log.paging import pages
 from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog
 from killick.lru import Lru
 from killick.model import hashing
-from killick.model.chunks import Blob, Fetch, children, references, unpack
+from killick.model.chunks import Blob, Fetch, gathered, unpack
 from killick.model.cipher import Cipher
 from killick.model.event_codec import decode
 from killick.model.events import Event, RunForked, RunRewound, RunStarted, ValueErasedOnPurpose, from_text, to_text
@@ -470,20 +469,11 @@ class Log:
         row, number = self.row_at(self.head(run), seq), self._message(run, seq)
         taken = [] if number is None else [each.body for each in self.store.messages(run) if each.number == number]
         packed = taken if row.data is None else [row.data, *taken]
-        return {digest: blob for each in packed for digest, blob in self.blobs(each).items()}
+        return gathered(packed, self.store.pieces)
 
     def blobs(self, packed: bytes) -> dict[bytes, Blob]:
         """Returns every chunk of packed values."""
-        found: dict[bytes, Blob] = {}
-        wanted = references(packed)
-        while wanted:
-            level = self.store.pieces(wanted)
-            for digest in wanted:
-                if digest not in level:
-                    raise ValueBroken(digest, "missing")
-            found.update(level)
-            wanted = [child for piece in level.values() for child in children(piece) if child not in found]
-        return found
+        return gathered([packed], self.store.pieces)
 
 
 def _remembering(fetch: Fetch) -> Fetch:

@@ -29,8 +29,6 @@ from killick.model.codec import Erased, plain, restore
 from killick.model.hashing import value_hash
 from killick.model.typed import convert
 
-__all__ = ["Blob", "Erased", "Fetch", "Packed", "SharedReader", "check", "children", "pack", "references", "unpack"]
-
 STRING_BYTES_MAX: Final = 512
 """A longer string or bytes value, as encoded, is stored as chunks."""
 
@@ -77,7 +75,7 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 Fetch: TypeAlias = Callable[[Collection[bytes]], Mapping[bytes, Blob]]
-"""Fetches chunks by hash. A hash absent from the result is missing."""
+"""Fetches chunks by hash, and possibly others. A hash absent from the result is missing."""
 
 
 def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None, cipher: Cipher | None = None) -> Packed:
@@ -112,7 +110,7 @@ def unpack(raw: bytes, fetch: Fetch, type: Any = Any) -> Any:  # noqa: A002
             digest = value_hash("json", raw)
             if is_encrypted(raw):
                 raise KeyRefused(f"value {digest.hex()[:12]}", _ENCRYPTED)
-            value = _Reader(_gathered(raw, fetch), keeps_erased=type is Any).value(value, digest)
+            value = _Reader(_fetched(raw, fetch), keeps_erased=type is Any).value(value, digest)
         return value if type is Any else convert(value, type)
     except RecursionError:
         raise ValueBroken(value_hash("json", raw), "nested too deeply to read") from None
@@ -131,7 +129,7 @@ class SharedReader:
 
     def expect(self, raws: Iterable[bytes]) -> None:
         """Prefetches the chunks of these values in one batch. Values that are never read do no harm."""
-        _gathered(b"\n".join(raws), self._fetch, self._pieces)
+        _fetched(b"\n".join(raws), self._fetch, self._pieces)
 
     def unpack(self, raw: bytes, *, expected: bool = False) -> Any:
         """Returns the value, with `Erased` for erased parts. `expected`: its chunks are prefetched."""
@@ -154,6 +152,20 @@ def children(blob: Blob) -> list[bytes]:
         return []
     _known(blob)
     return references(blob.body) if blob.codec == "json" and blob.body is not None else []
+
+
+def gathered(written: Iterable[bytes], fetch: Fetch, known: dict[bytes, Blob] | None = None) -> dict[bytes, Blob]:
+    """Fetches every chunk below these JSON texts, level by level. Adds it to the known ones, and returns all."""
+    found: dict[bytes, Blob] = {} if known is None else known
+    wanted = [digest for raw in written for digest in references(raw)]
+    while wanted := [digest for digest in dict.fromkeys(wanted) if digest not in found]:
+        level = fetch(wanted)
+        for digest in wanted:
+            if digest not in level:
+                raise ValueBroken(digest, "missing")
+            found[digest] = level[digest]
+        wanted = [below for digest in wanted for below in children(found[digest])]
+    return found
 
 
 def check(blob: Blob) -> bool:
@@ -324,8 +336,8 @@ def _node(tag: bytes, names: list[bytes]) -> bytes:
 # Reading.
 
 
-def _gathered(raw: bytes, fetch: Fetch, known: dict[str, Blob] | None = None) -> dict[str, Blob]:
-    """Fetches every chunk below this JSON, level by level, and adds it to the known ones."""
+def _fetched(raw: bytes, fetch: Fetch, known: dict[str, Blob] | None = None) -> dict[str, Blob]:
+    """As `gathered`, by the written form of the hashes, and only what can be read: an encrypted chunk is refused."""
     pieces: dict[str, Blob] = {} if known is None else known
     wanted = {name: None for name in _names(raw) if name not in pieces}
     while wanted:
@@ -504,4 +516,4 @@ def through_codec(value: Any, *, at: str = "output", secret_key: bytes | None = 
         return value
     packed = pack(value, at=at, secret_key=secret_key)
     blobs = {blob.hash: blob for blob in packed.blobs}
-    return unpack(packed.raw, lambda hashes: {digest: blobs[digest] for digest in hashes})
+    return unpack(packed.raw, lambda _: blobs)

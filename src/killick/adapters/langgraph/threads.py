@@ -23,7 +23,7 @@ from killick.log.writer import Entry
 from killick.lru import Lru
 from killick.model import events as e
 from killick.model import system_events
-from killick.model.chunks import Erased
+from killick.model.codec import Erased
 
 SPACE: Final = "langgraph"
 TRIES: Final = 200
