@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
+from traceback import extract_tb
 from typing import Any, Final, cast
 
 import msgspec
@@ -207,15 +208,10 @@ def _ruling(ruling: Any, rule: Rule, finding: Finding, approval: Approval | None
 
 def _failed(rule: Rule, error: Exception) -> Finding:
     """Rejects, because a rule raised an error."""
-    traced = error.__traceback__
-    while traced is not None and traced.tb_next is not None:
-        traced = traced.tb_next
-    place = ""
-    if traced is not None:
-        code = traced.tb_frame.f_code
-        place = f" ({code.co_filename.rpartition('/')[2]}:{traced.tb_lineno})"
-    text = str(error).partition("\n")[0][:200]
-    return Finding(f"{rule.name} failed: {type(error).__name__}: {text}{place}", None, "check_failed", final=True)
+    [at] = extract_tb(error.__traceback__)[-1:]
+    text, place = str(error).partition("\n")[0][:200], f"{at.filename.rpartition('/')[2]}:{at.lineno}"
+    message = f"{rule.name} failed: {type(error).__name__}: {text} ({place})"
+    return Finding(message, None, "check_failed", final=True)
 
 
 def named(contract: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:

@@ -45,10 +45,6 @@ class Others(msgspec.Struct):
     """By tool, the arguments of effects that happened or may have, minus compensated ones."""
 
 
-def _nothing(name: str) -> Sequence[Mapping[str, Any]]:
-    return ()
-
-
 class PolicyInput(msgspec.Struct, kw_only=True):
     """The state of a run at the time of an evaluation."""
 
@@ -61,7 +57,7 @@ class PolicyInput(msgspec.Struct, kw_only=True):
     context: Callable[[], Mapping[str, Any]] = dict
     context_version: int = 0
     context_seen: int = 0
-    past: Callable[[str], Sequence[Mapping[str, Any]]] = _nothing
+    past: Callable[[str], Sequence[Mapping[str, Any]]] = lambda name: ()
     """The arguments of this log's effects of a tool that happened or may have, minus compensated ones."""
     mine: int = 0
     """1 if `own` already counts this intention, because it began."""

@@ -27,20 +27,8 @@ from killick.errors import ContractRefused, DurationRefused
 from killick.model.retry import Duration, seconds
 
 __all__ = [
-    "Ask",
-    "Reject",
-    "Rule",
-    "after",
-    "allow",
-    "arguments",
-    "budget",
-    "check",
-    "context",
-    "deny",
-    "once",
-    "paths",
-    "rule_of",
-    "total",
+    "Ask", "Reject", "Rule", "after", "allow", "arguments", "budget", "check", "context", "deny", "once", "paths",
+    "rule_of", "total",
 ]  # fmt: skip
 
 Kind = Literal["allow", "deny", "arguments", "paths", "budget", "total", "after", "once", "context", "check"]

@@ -80,7 +80,8 @@ def _tests(bound: Bound) -> Iterator[Test]:
     if bound.each is not None:
         yield each_of(as_test(bound.each))
     if bound.fields is not None:
-        yield _having(bound.fields, bound.others)
+        fields = {name: (as_test(each), each.optional) for name, each in bound.fields.items()}
+        yield _having(fields, others=bound.others)
 
 
 def _of_type(names: tuple[str, ...]) -> Test:
@@ -230,19 +231,19 @@ def each_of(test_item: Test) -> Test:
     return test
 
 
-def _having(fields: Mapping[str, Bound], others: bool) -> Test:
-    inside = [(name, as_test(bound), bound.optional) for name, bound in fields.items()]
+def _having(fields: Mapping[str, tuple[Test, bool]], *, others: bool, is_optional: bool = False) -> Test:
+    """Tests the fields of an object, each with whether it is optional; and the object itself, if it is not."""
 
     def test(value: Any) -> str | None:
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
         if kind is not dict:
-            return f" is {shown(value)}; an object is needed"
-        for name, test_field, is_optional in inside:
+            return None if is_optional and value is None else f" is {shown(value)}; an object is needed"
+        for name, (test_field, field_is_optional) in fields.items():
             if name in value:
                 complaint = test_field(value[name])
                 if complaint is not None:
                     return f".{name}{complaint}"
-            elif not is_optional:
+            elif not field_is_optional:
                 return f".{name} is missing; it is needed"
         unknown = None if others else next((name for name in value if name not in fields), None)
         return None if unknown is None else f" has {shown(unknown)}; allowed is {_list_of(list(fields))}"
@@ -267,7 +268,8 @@ def at_path(name: str, test: Test, optional: bool = False) -> Test:
     """Tests the values at a name in a mapping. Its complaint is a complete sentence."""
     first, *inner = steps_of(name)
     for step in reversed(inner):
-        test = each_of(test) if step == "[]" else _inside(step, test, optional)
+        is_list = step == "[]"
+        test = each_of(test) if is_list else _having({step: (test, optional)}, others=True, is_optional=optional)
 
     def checked(values: Mapping[str, Any]) -> str | None:
         if first not in values:
@@ -276,19 +278,6 @@ def at_path(name: str, test: Test, optional: bool = False) -> Test:
         return None if complaint is None else f"{first}{complaint}"
 
     return checked
-
-
-def _inside(step: str, test: Test, optional: bool) -> Test:
-    def inside(value: Any) -> str | None:
-        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-        if kind is not dict:
-            return None if optional and kind is type(None) else f" is {shown(value)}; an object is needed"
-        if step not in value:
-            return None if optional else f".{step} is missing; it is needed"
-        complaint = test(value[step])
-        return None if complaint is None else f".{step}{complaint}"
-
-    return inside
 
 
 def values_at(name: str) -> Callable[[Mapping[str, Any]], tuple[str | None, list[Any]]]:
