@@ -131,7 +131,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         """When it is due by the clock; None where something else sets it off."""
         if self.sort == "cron":
             return Cron(self.what, self.tz)
-        return Every(self._interval_us) if self.sort == "every" else None
+        return Every(round((self.seconds or 0) * 1_000_000)) if self.sort == "every" else None
 
     def first_due(self, now_us: int) -> int | None:
         """When it is due first, declared now. A condition wants to be looked at from now on."""
@@ -139,10 +139,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         if schedule is not None:
             return schedule.begin(now_us)
         return now_us if self.sort == "when" else None
-
-    @property
-    def _interval_us(self) -> int:
-        return round((self.seconds or 0) * 1_000_000)
 
     def __str__(self) -> str:
         match self.sort:

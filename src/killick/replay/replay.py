@@ -46,10 +46,6 @@ class _StoppedAtStep(KillickError):
     """The replay reached the step at which the caller asked it to stop."""
 
 
-def _ignore(played: Played) -> None:
-    pass
-
-
 class Replay:
     """The replay of an exported run, with one agent."""
 
@@ -60,7 +56,7 @@ class Replay:
         *,
         secret_key: bytes | None = None,
         asked: ReplayRequest | None = None,
-        tell: Callable[[Played], None] = _ignore,
+        tell: Callable[[Played], None] = lambda played: None,
     ) -> None:
         self.export = export
         self.agent = agent

@@ -19,23 +19,9 @@ if TYPE_CHECKING:
     from killick.testing.scripted_model import ScriptedModel, call, refusal, scripted, turn
 
 __all__ = [
-    "BlockingPlay",
-    "Case",
-    "Play",
-    "Replayed",
-    "ScriptedModel",
-    "always",
-    "call",
-    "check",
-    "in_order",
-    "interrupt_everywhere",
-    "play",
-    "refusal",
-    "replay",
-    "sample",
-    "scripted",
-    "turn",
-]
+    "BlockingPlay", "Case", "Play", "Replayed", "ScriptedModel", "always", "call", "check", "in_order",
+    "interrupt_everywhere", "play", "refusal", "replay", "sample", "scripted", "turn",
+]  # fmt: skip
 
 _HOMES: Final = {
     "killick.check.checker": ("Case", "check", "interrupt_everywhere"),

@@ -289,7 +289,9 @@ class _Played(Generic[O]):
                     if not leaps:
                         return None
                     slept += 1
-                    self._refuse_endless(slept)
+                    if slept > LEAPS_MAX:
+                        found = f"slept {LEAPS_MAX} times and sleeps again"
+                        raise RunElsewhere(self.run, expected="should end", found=found)
                     self.clock.leap()
         finally:
             self._halt = None
@@ -320,11 +322,6 @@ class _Played(Generic[O]):
         task, process.task = process.task, None
         advanced = task.result()
         return None if leaps and not process.sits and advanced.status == "waiting" else advanced
-
-    def _refuse_endless(self, slept: int) -> None:
-        if slept > LEAPS_MAX:
-            found = f"slept {LEAPS_MAX} times and sleeps again"
-            raise RunElsewhere(self.run, expected="should end", found=found)
 
     async def _reap(self) -> None:
         while self._dead:
