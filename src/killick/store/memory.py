@@ -17,7 +17,7 @@ from killick.clock import Clock, SystemClock
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store import records
-from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us, unshare
+from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us
 from killick.store.protocol import Transaction, lease_clock_us
 
 
@@ -43,7 +43,8 @@ class MemoryStore(Runs):
         """Returns an independent copy with another clock."""
         with self._open():
             twin = copy(self)
-            unshare(self, twin, vars(self))
+            for name, value in vars(self).items():
+                vars(twin)[name] = value.copy() if isinstance(value, (dict, list, set)) else value
             twin._lock, twin._clock, twin._numbers = Lock(), clock, count(len(self._runs) + 1)
             twin._watchers = []
             twin._runs = defaultdict(StoredRun, {name: run.copied() for name, run in self._runs.items()})

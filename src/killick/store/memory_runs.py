@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from copy import copy
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from math import isinf
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import asdict, replace
 
@@ -41,10 +40,12 @@ class StoredRun:
 
     def copied(self) -> StoredRun:
         """Returns an independent copy."""
-        twin = copy(self)
-        unshare(self, twin, [each.name for each in fields(self)])
-        twin.references = records.References(set(self.references.log), set(self.references.snapshots))
-        return twin
+        return StoredRun(
+            self.head, self.number, self.index, self.rows.copy(), self.displaced.copy(), self.inbox.copy(),
+            self.numbers.copy(), self.snapshots.copy(),
+            records.References(set(self.references.log), set(self.references.snapshots)),
+            self.terms.copy(), self.indexed_to, self.quarantined, self.removed,
+        )  # fmt: skip
 
 
 class Runs:
@@ -66,8 +67,13 @@ class Runs:
 
     def _append(self, item: records.Append) -> records.Head | errors.LogError:
         """Checks everything, then writes everything."""
-        head = self._runs[item.run].head
-        if head is not None and is_committed(item, head):
+        run, head = self._runs[item.run], self._runs[item.run].head
+        if head is not None and (head.seq, head.hash, head.epoch) == (item.after, item.before, item.epoch):
+            if item.is_bare:
+                run.rows.update((row.seq, row) for row in item.rows)
+                run.head = head = replace(head, seq=item.rows[-1].seq, hash=item.rows[-1].hash)
+                return head
+        elif head is not None and is_committed(item, head):
             return head
         group, heads, claimed = item.group, list[records.Head](), dict[records.UniqueRight, records.Owner]()
         try:
@@ -259,11 +265,3 @@ def lease_end_us(head: records.Head) -> int:
 def indexed_to(run: StoredRun, head: records.Head) -> int:
     """Returns the seq up to which a run's search terms are indexed."""
     return head.base if run.indexed_to is None else run.indexed_to
-
-
-def unshare(one: object, twin: object, names: Iterable[str]) -> None:
-    """Separates data that a copy shares."""
-    for name in names:
-        value: Any = getattr(one, name)
-        if isinstance(value, dict | list | set):
-            setattr(twin, name, copy(value))  # pyright: ignore[reportUnknownArgumentType]
