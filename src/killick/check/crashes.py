@@ -50,6 +50,7 @@ HANG_SECONDS: Final = 4.0
 LEASE_SECONDS: Final = 30.0
 _LEAPS_MAX: Final = 40_000
 """The maximum number of timers that may fire in one process without other events: then it hangs."""
+_FOLDS_KEPT: Final = 8
 _TURNS_A_LOOK: Final = 4_096
 _TICK_SECONDS: Final = 0.2
 """How often a loop checks for a running thread that it waits for."""
@@ -241,7 +242,7 @@ class Story:
 
     @cached_property
     def marks(self) -> dict[str, tuple[Any, ...]]:
-        """The lasting state of each run, as hashes of its values: equal hashes mean equal states."""
+        """The lasting state of each run, with its values as bytes: equal marks mean equal states."""
         log = Log(self.store)
         return {row.run: _marks(log, row.run) for row in self.store.runs(RunQuery(), limit=10_000)}
 
@@ -303,6 +304,7 @@ def _opened(scenario: Scenario, story: Story, life: Life, number: int, clock: Le
         lease_seconds=float("inf") if scenario.takeover == "lock" else LEASE_SECONDS,
         behind=scenario.behind, stand_in=story.world.stand_in,
     )  # fmt: skip
+    runtime.log.keep_folds(_FOLDS_KEPT)
     story.world.client = SimulatedClient(runtime)
     return story.world.client
 
@@ -482,17 +484,17 @@ def _marks(log: Log, run: str) -> tuple[Any, ...]:
     facts = state.fold.facts
     rows = {row.seq: row for row in log.rows(run)}
 
-    def digest(seq: int) -> bytes | None:
+    def value(seq: int) -> bytes | None:
         data = rows[seq].data if seq else None
-        return None if data is None else hashing.data_hash(hashing.unsalted(data))
+        return None if data is None else hashing.unsalted(data)
 
     steps: list[tuple[Any, ...]] = [
-        (step.id, step.sort, step.name, step.status, step.effect, step.undone, step.undoes, digest(step.intended))
-        + ((digest(step.output),) if step.status == "done" else ())
+        (step.id, step.sort, step.name, step.status, step.effect, step.undone, step.undoes, value(step.intended))
+        + ((value(step.output),) if step.status == "done" else ())
         for step in state.fold.steps
     ]
-    context = tuple(map(digest, facts.context_parts))
-    waits = tuple((wait.step, wait.waits_for, wait.name, wait.to, digest(wait.opened)) for wait in facts.waits.values())
+    context = tuple(map(value, facts.context_parts))
+    waits = tuple((wait.step, wait.waits_for, wait.name, wait.to, value(wait.opened)) for wait in facts.waits.values())
     own = (facts.status, facts.generation, facts.plan, facts.stage, facts.priority, facts.tags, facts.parent)
     return (*own, tuple(sorted(steps, key=lambda step: _numbers(step[0]))), context, waits)
 

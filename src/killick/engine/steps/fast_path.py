@@ -78,7 +78,7 @@ async def _take(
     branch.count += 1
     now = ex.now_us() if verdict is None else verdict.at
     key = action_key(ex.run_id, step, name, hash_, generation=ex.generation)
-    made = _Attempt(ex, branch, tool, arguments, given, step, key, now)
+    made = _Attempt(ex, branch, tool, arguments, given, hash_, step, key, now)
     started = e.StepStarted(
         at=now, step=step, sort="tool", name=name, digest=e.to_text(hash_), effect=effect, key=key, epoch=log.epoch,
         verdict=None if verdict is None else verdict.event,
@@ -188,6 +188,7 @@ class _Attempt(msgspec.Struct, frozen=True):
     tool: AnyTool
     arguments: dict[str, Any]
     given: dict[str, Any]
+    digest: bytes
     step: e.StepId
     key: str
     began_us: int
@@ -207,7 +208,8 @@ class _Attempt(msgspec.Struct, frozen=True):
 
     def intent(self) -> Intent:
         intent = intent_of(self.tool, self.arguments, self.given)
-        intent.classify(self.step, self.ex.log.secret_key)
+        effect: Any = self.tool.policy.effect
+        intent.digest, intent.effect = self.digest, effect
         return intent
 
     async def conclude(self, applied: Applied, inner: InnerSteps | None = None) -> Any:
