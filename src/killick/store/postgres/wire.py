@@ -96,14 +96,11 @@ class Session:
     def rows(self, statement: Statement, *values: Any) -> Rows:
         """Runs a statement and returns its rows."""
         result = self.run(statement, *values)
-        width = result.nfields
-        decode = [_DECODE[result.ftype(column)] for column in range(width)]
-        columns = range(width)
-        get = result.get_value
-        return [
-            tuple(None if (cell := get(row, column)) is None else decode[column](cell) for column in columns)
-            for row in range(result.ntuples)
-        ]
+        get, rows, columns = result.get_value, range(result.ntuples), list[list[Any]]()
+        for column in range(result.nfields):
+            decode, cells = _DECODE[result.ftype(column)], [get(row, column) for row in rows]
+            columns.append(cells if decode is _plain else [None if cell is None else decode(cell) for cell in cells])
+        return list(zip(*columns, strict=True))
 
     def run(self, statement: Statement, *values: Any) -> Any:
         self.prepare(statement)
