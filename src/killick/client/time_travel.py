@@ -125,16 +125,16 @@ def forked(
 ) -> tuple[str, str]:
     """Forks a run at a position; returns the fork's id and agent. It is due at once, its files in its own folder."""
     waits.refuse_own(id)
-    log, row = engine.log, engine.store.index(run)
+    row = engine.store.index(run)
     if row is None:
         raise RunUnknown(run)
     conditions = checked(engine, run, row.agent, conditions, by)
     while True:
-        name = id or free_name(engine.store, run)
+        name, log = id or free_name(engine.store, run), engine.log.reading_once()
         try:
             if engine.store.head(name) is not None:
                 raise RunExists(name)
-            parent = log.ledger(run)
+            parent = log.ledger_of_files(run)
             folder = _folder_of_fork(run, parent.facts.workspace, name, workspace)
             taken = _uncaptured(engine, run, parent, log.key_of(run)) if folder is not None else None
             made = fork(

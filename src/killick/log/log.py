@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -78,6 +79,12 @@ class Log:
         """Returns a view of the same logs for reading, in which every value passes `redact` first."""
         view = copy(self)
         view._redact = redact
+        return view
+
+    def reading_once(self) -> Log:
+        """Returns a view for one decision on a run: it reads no row, snapshot or chunk twice."""
+        view = copy(self)
+        view.store = cast("Store", _ReadOnce(self.store))
         return view
 
     def keep_folds(self, count: int) -> None:
@@ -320,6 +327,15 @@ class Log:
         folds = self._load(snapshot.root)
         return None if folds is None else folds[0]
 
+    def ledger_of_files(self, run: str) -> Ledger:
+        """Returns the ledger at the head of a run with a workspace; of one without, as of its last snapshot."""
+        head = self.head(run)
+        _, ledger, start = self._base(head, head.seq, wants="ledger")
+        rows = [row for page in pages(self.store, run, after=start, up_to=head.seq, data=False) for row in page]
+        if ledger.facts.workspace is None and not any(row.body.startswith(_BINDS_FILES) for row in rows):
+            return ledger
+        return self.ledger(run)
+
     def ledger(self, run: str, at: int | None = None) -> Ledger:
         """Returns the ledger at a seq: rewound events count too."""
         head = self.head(run)
@@ -474,6 +490,26 @@ class Log:
     def blobs(self, packed: bytes) -> dict[bytes, Blob]:
         """Returns every chunk of packed values."""
         return gathered([packed], self.store.pieces)
+
+
+_BINDS_FILES: Final = (b'{"kind":"workspace.bound"', b'{"kind":"run.forked"')
+
+
+class _ReadOnce:
+    """A store that remembers what it read of logs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._known = store, dict[tuple[Any, ...], Any]()
+        self.pieces = _remembering(store.pieces)
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._once, name) if name in ("read", "row", "snapshot") else getattr(self._store, name)
+
+    def _once(self, name: str, *args: Any, **named: Any) -> Any:
+        key = (name, args, *named.items())
+        if key not in self._known:
+            self._known[key] = getattr(self._store, name)(*args, **named)
+        return self._known[key]
 
 
 def _remembering(fetch: Fetch) -> Fetch:
