@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -11,7 +11,7 @@ from killick.model import hashing
 from killick.model.chunks import Blob
 from killick.model.events import Event, StepIntended, StepStarted
 from killick.model.facts import PlainStep, plain_step
-from killick.model.fold import FOLD, Fold, goes_back
+from killick.model.fold import FOLD, JUMPS, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.store.records import ASKS, CRASHING, DIED_ALONE, STORE_OWNER, SUBJECT, RunIndex, Snapshot
 
@@ -53,30 +53,32 @@ def apply_events(
     a ledger alone does not; returns the index of that."""
     end, facts = len(events), None if ledger is None else ledger.facts
     while at < end:
+        event: Any
         seq, event = events[at]
-        begins = type(event) in _BEGIN_STEPS and (fold is None or fold.is_running)
-        if begins and not (facts and facts.generation):
-            steps = list[PlainStep]()
-            while at < end:
-                step = plain_step(events, at)
-                if step is None or (facts and (step.started.key in facts.open or step.intended.step in facts.keys)):
-                    break
-                steps.append(step)
-                at += 1 if events[at][1] is step else step.last - step.seq + 1
-            if steps:
-                if fold is not None:
-                    fold.apply_steps(steps)
-                if ledger is not None:
-                    ledger.apply_steps(steps)
-                continue
-        for number, each in events_of(seq, event):
+        kind = type(event)
+        if kind not in _BEGIN_STEPS:
             if fold is not None:
-                if goes_back(each):
+                if kind in JUMPS and goes_back(event):
                     return at
-                fold.apply(number, each)
+                fold.apply(seq, event)
             if ledger is not None:
-                ledger.apply(number, each)
-        at += 1
+                ledger.apply(seq, event)
+            at += 1
+            continue
+        steps = list[PlainStep]()
+        while at < end and (fold is None or fold.is_running) and not (facts and facts.generation):
+            step = plain_step(events, at)
+            if step is None or (facts and (step.started.key in facts.open or step.intended.step in facts.keys)):
+                break
+            steps.append(step)
+            at += 1 if events[at][1] is step else step.last - step.seq + 1
+        for one in (fold, ledger):
+            if one is not None and steps:
+                one.apply_steps(steps)
+            elif one is not None:
+                for number, each in events_of(seq, event):
+                    one.apply(number, each)
+        at += not steps
     return at
 
 

@@ -108,7 +108,9 @@ class Log:
     def begin(self, run: str, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
         """Prepares a run; its first append creates it."""
         head = Head(run=run, seq=0, hash=hashing.genesis(self.store.id, run), epoch=0)
-        return self._handle(head, Fold(), Ledger(), birth=CreateRun(holder=holder, lease_seconds=seconds))
+        fold, ledger = Fold(), Ledger()
+        fold.plain, ledger.plain = [], []
+        return self._handle(head, fold, ledger, birth=CreateRun(holder=holder, lease_seconds=seconds))
 
     def fork(self, forked: RunForked, fold: Fold, ledger: Ledger) -> RunLog:
         """Prepares a fork, which shares its parent's log up to its base, from the parent's folds there. Its first

@@ -108,13 +108,14 @@ class RunLog:
         self._snapshot_every = snapshot_every
         self._known: set[bytes] = set()
         self._indexed: RunIndex | None = None
+        """The index entry as this handle wrote it last."""
         self._tail = Tail(head.run)
         self._begun: Ticket | None = None
         self._hold: Hold | None = None
         self.failure: BaseException | None = None
         """Why the handle is closed, if it is."""
-        if birth is None:
-            self._index()
+        if fold.facts.ended:
+            self._index()  # an entry of an ended run releases its lease, so that none is written without a change
 
     @property
     def fold(self) -> Fold:
@@ -262,11 +263,11 @@ class RunLog:
             self._committer.add_behind(self._tail, start, (row,))
             return self.seq
         rows, more = self._chain(entries, rights)
-        if not more:
+        again = "takes" in rights or isinstance(entries[-1].event, RunTaken)
+        if not (more or again):
             self._committer.add_behind(self._tail, start, rows)
         else:
             self._tail.last = ticket = Ticket(self._appended(start, rows, more))
-            again = "takes" in rights or isinstance(entries[-1].event, RunTaken)
             self._committer.submit(ticket, happens_again=again)
         return self.seq
 
@@ -472,7 +473,8 @@ class RunLog:
                 pieces += blobs
             numbered.append((seq, event))
         self.seq, self.hash = seq, hash_
-        quiet = not self._fold.facts.waits and self._fold.are_quiet(numbered)
+        facts = self._fold.facts
+        quiet = (facts.status == "waiting" or not facts.waits) and self._fold.are_quiet(numbered)
         self._rows_alone_until = self._rows_alone_until if quiet else -1
         self._unfolded += numbered
         more = self._more(quiet, pieces, rights, numbered)
@@ -484,22 +486,23 @@ class RunLog:
         self, quiet: bool, pieces: Sequence[Blob], rights: AppendExtras | None, numbered: Sequence[tuple[int, Event]]
     ) -> dict[str, Any]:
         """Returns the parts of an append besides its rows; most have none."""
-        more: dict[str, Any] = {name: part for name, part in (rights or {}).items() if part}
-        birth, self._birth = self._birth, None
-        if birth is not None:
+        more: dict[str, Any] = {name: part for name, part in rights.items() if part} if rights else {}
+        if (birth := self._birth) is not None:
+            self._birth = None
             self.epoch = 1 if birth.holder is not None else 0
             more["create"] = birth
         if pieces:
             more["pieces"] = self._unknown(pieces)
+        rewound = False
         if not quiet or birth is not None:
             more["index"] = self._index()
-            if tells := [
-                OutboxRow(seq, str(event.__struct_config__.tag))
-                for seq, event in numbered
-                if type(event) in OUTBOX_EVENTS
-            ]:
+            tells = list[OutboxRow]()
+            for seq, event in numbered:
+                if type(event) in OUTBOX_EVENTS:
+                    tells.append(OutboxRow(seq, str(event.__struct_config__.tag)))
+                    rewound = rewound or isinstance(event, RunRewound)
+            if tells:
                 more["outbox"] = tuple(tells)
-        rewound = not quiet and any(isinstance(event, RunRewound) for _, event in numbered)
         if rewound or self.seq - self._snapshot_at >= self._snapshot_every:
             # A rewind always writes one, so that the ended steps of the last snapshot are final.
             more["snapshot"] = self._snapshot()
@@ -536,7 +539,7 @@ class RunLog:
     @property
     def has_seen_more(self) -> bool:
         """Whether more messages were seen than the run's index has."""
-        return self._indexed is not None and self._indexed.seen < self.seen
+        return (0 if self._indexed is None else self._indexed.seen) < self.seen
 
     def _index(self) -> RunIndex | None:
         """Returns the run's index entry, if changed."""

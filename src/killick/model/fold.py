@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Final
 
@@ -29,11 +29,13 @@ class Fold(FoldData):
         facts = self.facts
         return facts.status == "running" and not (facts.idle or facts.hosted or facts.crashes)
 
-    def are_quiet(self, events: Iterable[tuple[int, e.Event]]) -> bool:
-        """Returns whether these events leave the run's index row unchanged: no wait is open, and they open none."""
+    def are_quiet(self, events: Sequence[tuple[int, e.Event]]) -> bool:
+        """Returns whether these events leave the run's index row unchanged: no wait is open, and they open none; or a
+        run that only waits is taken again."""
         facts = self.facts
         if facts.status != "running" or facts.idle or facts.hosted or facts.crashes:
-            return False
+            waits_on = facts.taken and facts.status == "waiting" and not (facts.live or facts.cancelling)
+            return waits_on and len(events) == 1 and type(events[0][1]) is e.RunTaken
         for _, event in events:
             if type(event) not in _QUIET and not (isinstance(event, e.AttemptEnded) and event.outcome == "returned"):
                 return False
@@ -60,8 +62,18 @@ class Fold(FoldData):
 
     def apply_steps(self, plain: Sequence[PlainStep]) -> None:
         """Applies the events of plain steps in a row, as `apply` of each would."""
-        facts, first = self.facts, len(self.steps)
-        steps, effects = list[Step](), list[int]()
+        facts = self.facts
+        for one in plain:
+            intended = one.intended
+            if intended.verdict is not None:
+                facts.rejected = 0
+            facts.done[intended.name] = facts.done.get(intended.name, 0) + 1
+        facts.seq, facts.current = plain[-1].last, plain[-1].intended.step
+        facts.committed += len(plain)
+        self.keep(plain)
+
+    def add_steps(self, plain: Sequence[PlainStep]) -> None:
+        first, steps, effects = len(self.steps), list[Step](), list[int]()
         for index, one in enumerate(plain, first):
             intended, started, last, ended_at = one.intended, one.started, one.last, one.ended.at
             name, effect = intended.name, intended.effect
@@ -71,15 +83,10 @@ class Fold(FoldData):
             )
             if effect != "reads":
                 effects.append(index)
-            if intended.verdict is not None:
-                facts.rejected = 0
-            facts.done[name] = facts.done.get(name, 0) + 1
         self.steps.extend(steps)
         self.effects.extend(effects)
         for vector in (self.tops, self.trace):
             vector.extend(range(first, first + len(steps)))
-        facts.seq, facts.current = plain[-1].last, plain[-1].intended.step
-        facts.committed += len(steps)
 
     def with_one_returned(self, at: int) -> Fold:
         """Returns the fold as if a running step had returned. Does not change this fold, so any thread may call it."""
@@ -97,6 +104,9 @@ _QUIET: Final = frozenset(
         page_events.PageFaulted, page_events.PagePinned, e.WorkspaceBound, e.WorkspaceCaptured, e.WorkspaceRestored,
     }
 )  # fmt: skip
+
+
+JUMPS: Final = frozenset({e.RunRewound, e.RunForked})
 
 
 def goes_back(event: e.Event) -> bool:

@@ -28,6 +28,7 @@ class FoldData(VectorFold):
         "notes": int,
     })  # fmt: skip
     FACTS, DECODER = Facts, msgspec.json.Decoder(SavedFold[Facts])
+    OF_STEPS = frozenset({"steps", "tops", "trace", "effects"})
     __slots__ = ("decisions", "effects", "facts", "failures", "notes", "retried", "steps", "tops", "trace")
 
     facts: Facts

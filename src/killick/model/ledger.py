@@ -141,6 +141,7 @@ class Ledger(VectorFold):
 
     VECTORS = MappingProxyType({"effects": Effect, "consumed": Consumed, "children": Child, "captures": Capture})
     FACTS, DECODER = LedgerFacts, msgspec.json.Decoder(SavedFold[LedgerFacts])
+    OF_STEPS = frozenset({"effects"})
     __slots__ = ("captures", "children", "consumed", "effects", "facts")
 
     facts: LedgerFacts
@@ -158,21 +159,27 @@ class Ledger(VectorFold):
 
     def apply_steps(self, plain: Sequence[PlainStep]) -> None:
         """Applies the events of plain steps in a row, as `apply` of each would."""
-        facts, effects = self.facts, list[Effect]()
-        counts = facts.counts
+        counts = self.facts.counts
         for one in plain:
-            intended, started, last = one.intended, one.started, one.last
-            name, effect = intended.name, intended.effect
+            name, effect = one.intended.name, one.intended.effect
             counts.calls[name] = counts.calls.get(name, 0) + 1
             if effect is not None and effect != "reads":
                 counts.effects[name] = counts.effects.get(name, 0) + 1
+        counts.spend.attempts += len(plain)
+        self.facts.seq = plain[-1].last
+        self.keep(plain)
+
+    def add_steps(self, plain: Sequence[PlainStep]) -> None:
+        effects = list[Effect]()
+        for one in plain:
+            intended, started, last = one.intended, one.started, one.last
+            name, effect = intended.name, intended.effect
+            if effect is not None and effect != "reads":
                 identity = intended.identity or intended.digest
                 effects.append(
                     Effect(started.key, started.step, 0, name, effect, identity, one.seq, last - 1, 1, last, "happened")
                 )
         self.effects.extend(effects)
-        counts.spend.attempts += len(plain)
-        facts.seq = plain[-1].last
 
     @property
     def spend(self) -> Spend:

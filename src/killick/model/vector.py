@@ -201,28 +201,48 @@ class SavedFold(msgspec.Struct, Generic[F]):
 
 
 class VectorFold:
-    """Scalar facts, and the vectors that `VECTORS` names, each made at its first use: most runs use few of them."""
+    """Scalar facts, and the vectors that `VECTORS` names, each made at its first use: most runs use few of them.
 
-    __slots__ = ()
+    In a live run plain steps may wait in `plain` until a vector that has them is read. `OF_STEPS` names those.
+    """
+
+    __slots__ = ("plain",)
 
     VECTORS: ClassVar[Mapping[str, type[Any]]]
+    OF_STEPS: ClassVar[frozenset[str]]
     FACTS: ClassVar[type[Any]]
     DECODER: ClassVar[msgspec.json.Decoder[SavedFold[Any]]]
     """Decodes a stored fold. Each class makes it at import, in one thread: see `killick.type_init`."""
 
     facts: Any
+    plain: list[Any] | None
 
     def __init__(self, facts: Any = None) -> None:
-        self.facts = facts or self.FACTS()
+        self.facts, self.plain = facts or self.FACTS(), None
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name not in self.VECTORS:
                 raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            if self.plain is not None and name in self.OF_STEPS:
+                plain, self.plain = self.plain, None
+                self.add_steps(plain)
+                return getattr(self, name)
             vector = Vector(self.VECTORS[name])
             setattr(self, name, vector)
             return vector
+
+    def keep(self, plain: Sequence[Any]) -> None:
+        """Puts plain steps into the vectors, or keeps them until a vector is read."""
+        if self.plain is None:
+            self.add_steps(plain)
+        else:
+            self.plain += plain
+
+    def add_steps(self, plain: Sequence[Any]) -> None:
+        """Puts plain steps into the vectors."""
+        raise NotImplementedError
 
     @classmethod
     def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Self:
