@@ -408,8 +408,10 @@ class Executor:
             if ex.signal is None:
                 self._keep_warm(ex)
             return outcome_of(ex)
-        await self._quieted(ex)
         signal = ex.signal
+        if signal is not None or not ex.main.done():
+            await self._quieted(ex)
+            signal = ex.signal
         if ex.files is not None and not isinstance(signal, Interrupted):
             await ex.files.settle()
         if isinstance(signal, Interrupted):

@@ -61,14 +61,8 @@ class Record:
     def __init__(self, log: Log, run: str, fold: Fold, *, after: int = 0, rows: Sequence[Row] | None = None) -> None:
         self._log = log
         self._run = run
-        # A new run has no record; events that were read to open a run are not read again.
-        rows = _standing(log, run, after, rows) if fold.facts.seq else ()
-        self._rows: dict[int, Row] = {row.seq: row for row in rows}
+        self._rows: dict[int, Row] = {}
         self.steps: dict[e.StepId, Step] = {}
-        for step in reversed(fold.steps):
-            if step.intended <= after:
-                break
-            self.steps[step.id] = step if step.status in OVER else _as_it_is(step)
         self.last: dict[str, int] = {}
         self.unplayed = 0
         self.open: list[e.StepId] = []
@@ -80,6 +74,18 @@ class Record:
         """By the seq at which an effect started, the step that compensates it at the end of the run."""
         self.undoing_beside: dict[int, e.StepId] = {}
         """The same, for effects that a person has undone out of band."""
+        self._between: dict[tuple[str, str], deque[int]] = defaultdict(deque)
+        self._of_step: dict[e.StepId, list[tuple[int, e.Event]]] = defaultdict(list)
+        if fold.facts.seq:  # a new run has no record
+            self._load(fold, after, rows)
+
+    def _load(self, fold: Fold, after: int, rows: Sequence[Row] | None) -> None:
+        """Load the record. Events that were read to open the run are not read again."""
+        self._rows = {row.seq: row for row in _standing(self._log, self._run, after, rows)}
+        for step in reversed(fold.steps):
+            if step.intended <= after:
+                break
+            self.steps[step.id] = step if step.status in OVER else _as_it_is(step)
         hosts = tuple(f"{step.id}." for step in self.steps.values() if step.sort == "scope" and step.name in _HOSTS)
         for name, step in self.steps.items():
             path, _, text = name.rpartition(".")
@@ -92,11 +98,6 @@ class Record:
                 self.unplayed += step.status in OVER
                 if step.attempts and not (step.attempts[-1].ended or step.ended):
                     self.open.append(name)
-        self._between: dict[tuple[str, str], deque[int]] = defaultdict(deque)
-        self._of_step: dict[e.StepId, list[tuple[int, e.Event]]] = defaultdict(list)
-        self._index()
-
-    def _index(self) -> None:
         for seq, row in self._rows.items():
             if row.body.startswith(_NOT_INDEXED):
                 continue

@@ -19,6 +19,8 @@ from killick.type_init import ready
 
 def convert(value: Any, kind: Any, *, at: str = "value") -> Any:
     """Converts restored builtins to the declared type. Raises `ValueRefused`, with the path, on a mismatch."""
+    if kind in _SCALARS and value.__class__ is kind:
+        return value
     try:
         return _converter(kind)(value)
     except _Misfit as misfit:
@@ -40,6 +42,7 @@ def fit(value: Any, kind: Any, *, at: str) -> Any:
             raise refused from None
 
 
+_SCALARS: Final = (str, int, float, bool)
 _UNSUPPORTED: Final = "cannot come back as"
 
 
