@@ -116,7 +116,7 @@ class Committer(ForkedMutex):
         self._suspected = False
         self._commits = -1
         self._last_run = ""
-        self._mixed = _MIXED
+        self._mixed = 0
         self._flush_due = 0.0
         self._flush_loop: asyncio.AbstractEventLoop | None = None
         self._urgent = False
@@ -181,6 +181,14 @@ class Committer(ForkedMutex):
 
     def add_behind(self, tail: Tail, start: tuple[int, bytes, int], rows: Sequence[Row]) -> None:
         """As `submit`, for events alone. The run's next append may take them along."""
+        if not self._behind and (queued := self._lead_alone(tail.run)) is not None:
+            after, before, epoch = start
+            item = Append(run=tail.run, after=after, before=before, epoch=epoch, rows=tuple(rows))
+            try:
+                self._commit_alone(item, queued)
+            except Exception as refusal:
+                tail.last = Ticket(item, done=True, error=refusal)
+            return
         size_bytes = 0
         for row in rows:
             size_bytes += len(row.body) + len(row.data or b"")
