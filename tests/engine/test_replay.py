@@ -493,7 +493,7 @@ def test_r23_when_a_branch_fails_siblings_start_nothing_new_and_open_attempts_se
             await run.call(never, 2)
 
         try:
-            await run.gather(pays(), run.call(fails_meanwhile), waits())
+            await run.gather(pays(), waits(), run.call(fails_meanwhile))
         except killick.StepFailed as failed:
             await run.ask("well?")
             return f"{failed.step}: {failed.name}, {failed.is_a(LookupError)}"
@@ -503,9 +503,9 @@ def test_r23_when_a_branch_fails_siblings_start_nothing_new_and_open_attempts_se
     park(kd, agent)
     assert done == ["paid"]
     found = {step.id: step.status for step in kd.state("r").fold.steps}
-    assert found == {"1": "failed", "1.1.1": "done", "1.2.1": "failed", "1.3.1": "cancelled", "2": "waiting"}
+    assert found == {"1": "failed", "1.1.1": "done", "1.2.1": "cancelled", "1.3.1": "failed", "2": "waiting"}
     kd.answer("r", "approve")
-    assert processes.new().run(agent, id="r") == "1.2.1: fails_meanwhile, True"
+    assert processes.new().run(agent, id="r") == "1.3.1: fails_meanwhile, True"
     assert done == ["paid"]
 
 

