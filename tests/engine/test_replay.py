@@ -480,6 +480,8 @@ def test_r23_when_a_branch_fails_siblings_start_nothing_new_and_open_attempts_se
     @killick.tool(effect="reads", retry=killick.Retry(attempts=1))
     async def fails_meanwhile() -> None:
         await open_attempt.wait()
+        while "1.2.1" not in steps(kd, "r"):
+            await asyncio.sleep(0.001)
         raise LookupError("broken")
 
     @killick.agent(name="fails_in_a_branch")
