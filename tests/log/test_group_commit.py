@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from stories import START_US, started
 
+import killick
 from killick.clock import ManualClock, SystemClock
 from killick.errors import HeadMoved, LogError, StoreFull
 from killick.log import Committer, Entry, Log, RunLog, group_commit, verify
@@ -72,7 +73,7 @@ def test_tasks_of_one_turn_share_a_commit() -> None:
 
     asyncio.run(main())
     assert sum(store.groups) == 32 * 20
-    assert max(store.groups) >= 31  # the first commits before it has company
+    assert max(store.groups) == 32
     assert len(store.groups) < 60
     assert verify(log).holds
 
@@ -94,6 +95,27 @@ def test_a_single_run_commits_in_line_without_waiting_for_company() -> None:
 
     assert not any(asyncio.run(main())[-10:])
     assert store.threads == {threading.current_thread().name}
+
+
+@killick.agent(name="ends at once")
+async def ends_at_once(run: killick.Run) -> None:
+    """A run without a step."""
+
+
+def test_runs_that_end_in_one_turn_share_a_commit_and_one_after_another_they_commit_in_line() -> None:
+    store = Watched()
+
+    async def main() -> tuple[int, int]:
+        async with killick.AsyncClient(store) as kd:
+            await asyncio.gather(*(kd.run(ends_at_once, id=f"at-once-{number}") for number in range(32)))
+            together = len(store.groups)
+            for number in range(8):
+                await kd.run(ends_at_once, id=f"in-turn-{number}")
+            return together, len(store.groups) - together
+
+    together, in_turn = asyncio.run(main())
+    assert together < 8
+    assert in_turn == 8
 
 
 def test_a_slow_disk_is_written_from_a_thread() -> None:
@@ -187,7 +209,7 @@ def test_an_error_reaches_exactly_the_appends_it_concerns() -> None:
     assert isinstance(second, Head)
     assert isinstance(bad, StoreFull)
     assert isinstance(moved, HeadMoved)
-    assert store.groups[:2] == [1, 3]  # the first commits before it has company
+    assert store.groups[0] == 4
     assert (log.head("good_1").seq, log.head("bad").seq) == (2, 1)
 
 

@@ -93,6 +93,7 @@ class Executor:
         if run in self._live:
             raise RunBusy(run, holder=self.engine.holder)
         self._live[run] = None
+        self.engine.log.committer.live = len(self._live)
         hosts = claim is None
         again = 0
         try:
@@ -111,6 +112,7 @@ class Executor:
                     raise interrupted.error(run) from None
         finally:
             self._live.pop(run, None)
+            self.engine.log.committer.live = len(self._live)
             self._left.set()
 
     async def _advanced(

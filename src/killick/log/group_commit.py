@@ -23,7 +23,7 @@ from killick.errors import LogError
 from killick.fork_safety import ForkedMutex, register_for_forks
 from killick.log.switch_interval import hurry, reset_hurry
 from killick.store.protocol import Store
-from killick.store.records import ENDED, Append, Head, Row
+from killick.store.records import Append, Head, Row
 
 if TYPE_CHECKING:
     import asyncio
@@ -115,8 +115,10 @@ class Committer(ForkedMutex):
         self._slow_disk = False
         self._suspected = False
         self._commits = -1
+        self.live = 0
+        """How many runs a loop of this process advances now: a single one commits in line from its first append on."""
         self._last_run = ""
-        self._mixed = 0
+        self._mixed = _MIXED
         self._flush_due = 0.0
         self._flush_loop: asyncio.AbstractEventLoop | None = None
         self._urgent = False
@@ -152,11 +154,8 @@ class Committer(ForkedMutex):
         The ticket is done already, or has a future to await.
         """
         if item.run != self._last_run:
-            self._mixed = _MIXED if self._last_run else self._mixed
-            self._last_run = item.run
-        if item.index is not None and item.index.status in ENDED:
-            self._last_run = ""  # the next run takes its place
-        if self._mixed:
+            self._last_run, self._mixed = item.run, _MIXED
+        if self._mixed and self.live != 1:
             self._mixed -= 1
         elif not self._is_slow and (behind := self._lead_alone(item.run)) is not None:
             return Ticket(item, done=True, head=self._commit_alone(item, behind))
