@@ -73,7 +73,7 @@ class Runs:
                 run.rows.update((row.seq, row) for row in item.rows)
                 run.head = head = replace(head, seq=item.rows[-1].seq, hash=item.rows[-1].hash)
                 return head
-        elif head is not None and is_committed(item, head):
+        elif head is not None and item.is_committed(head):
             return head
         group, heads, claimed = item.group, list[records.Head](), dict[records.UniqueRight, records.Owner]()
         try:
@@ -239,15 +239,6 @@ class Runs:
         """Returns all runs in creation order."""
         found = [(run, run.head) for run in self._runs.values() if run.head is not None]
         return sorted(found, key=lambda one: one[0].number)
-
-
-def is_committed(item: records.Append, head: records.Head) -> bool:
-    """Returns whether this append was already committed and its acknowledgement lost.
-
-    Two callers may create the same run with the same event, so only the current holder counts as its creator.
-    """
-    made = item.create is None or (item.create.holder is not None and item.create.holder == head.holder)
-    return made and bool(item.rows) and (head.seq, head.hash) == item.last
 
 
 def woken(line: records.RunRow, at_us: int) -> records.RunRow:

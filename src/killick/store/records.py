@@ -18,10 +18,8 @@ STORE_FORMAT: Final = 7
 READ_LIMIT: Final = 10_000
 """The maximum number of rows in one read."""
 
-
 ENDED: Final = ("completed", "failed", "cancelled")
 """The statuses of ended runs. A message does not wake such a run."""
-
 
 OWN_AGENTS: Final = "killick."
 """The name prefix of the agents of system logs."""
@@ -38,14 +36,11 @@ def is_own(run: str) -> bool:
 OUTBOX_CHANGED: Final = "killick:feed"
 """Notified instead of a run id when the outbox grows."""
 
-
 HIDDEN_TAGS: Final = ("killick:", *OWN_TAGS)
 """Prefixes of internal tags."""
 
-
 ASKS: Final = "killick:asks"
 """The tag of a run that may wait for a person: for an answer, or to resolve an unknown outcome."""
-
 
 ASKING: Final = ("waiting", "running")
 """The statuses of runs whose questions are open."""
@@ -56,7 +51,6 @@ CRASHING: Final = "killick:crashing"
 DIED_ALONE: Final = "killick:died_alone"
 """The tag of a run that crashed alone in its process, which explains the crashes that it shared."""
 
-
 SUBJECT: Final = "killick:subject:"
 """The prefix of the tag of a run under the key of a data subject; the key's owner follows."""
 
@@ -65,7 +59,6 @@ KEY_DESTROYED: Final = "the key of its data subject was destroyed, so no worker 
 
 STORE_OWNER: Final = "A" * 16
 """The owner of the store's own key, as a key's name begins with it."""
-
 
 FAIR: Final = "fair:"
 """The prefix of the tag with a run's fairness key: due runs of one priority take turns by it."""
@@ -96,6 +89,17 @@ def in_turns(found: Iterable[tuple[RunRow, int, T]], after: int) -> list[tuple[R
         return -row.priority, turns[row.priority, row.lane], (row.lane - after - 1) % LANES, since, row.number
 
     return sorted(sorted(found, key=lambda one: (one[1], one[0].number)), key=place)
+
+
+_TAGS: Final = msgspec.json.Decoder(tuple[str, ...])
+
+
+def tags_of(text: str) -> tuple[str, ...]:
+    """Decodes the stored tags of a run. Damaged ones are shown as they are: verification rewrites them from the log."""
+    try:
+        return _TAGS.decode(text)
+    except msgspec.DecodeError:
+        return (text,)
 
 
 def shown_tags(tags: Sequence[str]) -> tuple[str, ...]:
@@ -240,10 +244,6 @@ class UniqueRight(msgspec.Struct, frozen=True):
 
     space: str
     key: bytes
-
-
-KEY_END: Final = b"\xff" * 64
-"""Sorts after the rest of any right's key: these are digests."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -486,13 +486,10 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
     def joined(self, later: Append) -> Append:
         """Merges the run's next append into this one."""
-        return Append(
-            run=self.run,
-            after=self.after,
-            before=self.before,
+        return msgspec.structs.replace(
+            self,
             epoch=later.epoch,
             rows=self.rows + later.rows,
-            create=self.create,
             pieces=self.pieces + later.pieces,
             index=later.index or self.index,
             snapshot=later.snapshot or self.snapshot,
@@ -503,6 +500,14 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     def last(self) -> tuple[int, bytes]:
         """The head after this append."""
         return (self.rows[-1].seq, self.rows[-1].hash) if self.rows else (self.after, self.before)
+
+    def is_committed(self, head: Head) -> bool:
+        """Returns whether this append was already committed and its acknowledgement lost.
+
+        Two callers may create the same run with the same event, so only the current holder counts as its creator.
+        """
+        made = self.create is None or (self.create.holder is not None and self.create.holder == head.holder)
+        return made and bool(self.rows) and (head.seq, head.hash) == self.last
 
     @property
     def size_bytes(self) -> int:

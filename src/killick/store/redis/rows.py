@@ -10,10 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from killick.model.chunks import Blob
-from killick.store.records import Append, Delivery, Head, Message, Row, RunIndex, RunRow, Snapshot
+from killick.store.records import Append, Delivery, Head, Message, Row, RunIndex, RunRow, Snapshot, tags_of
 from killick.store.redis.server import BinaryArgs
 
-_TAGS: Final = msgspec.json.Decoder(tuple[str, ...])
 _HASH_BYTES: Final = 32
 
 
@@ -66,16 +65,9 @@ def run_row_of(found: Sequence[Any]) -> RunRow | None:
     sound: bool = delivered is not None and check(packed(number, delivered)) == counted
     return RunRow(
         number=int(number), run=run.decode(), agent=agent.decode(), status=status.decode(), priority=int(priority),
-        wake_at_us=int_of(wake), started_at_us=int(started), changed_at_us=int(changed), tags=tags_of(tags),
-        delivered=int(delivered or 0) if sound else -1,
+        wake_at_us=int_of(wake), started_at_us=int(started), changed_at_us=int(changed),
+        tags=tags_of(tags.decode(errors="replace")), delivered=int(delivered or 0) if sound else -1,
     )  # fmt: skip
-
-
-def tags_of(text: bytes) -> tuple[str, ...]:
-    try:
-        return _TAGS.decode(text)
-    except msgspec.DecodeError:
-        return (text.decode(errors="replace"),)  # a damaged copy: verification finds the difference and writes it anew
 
 
 def message_of(run: str, number: bytes, text: bytes) -> Message:

@@ -12,6 +12,9 @@ from killick.store.sql.rows import head_of, message_of, snapshot_of
 LOG, SNAPSHOT = 0, 1
 """Whether a run's log and inbox, or its snapshots, keep a chunk alive."""
 
+_KEY_END = b"\xff" * 64
+"""Sorts after the rest of any right's key: these are digests."""
+
 
 class SqlReads(ABC):
     """Reads rows by named queries, and decodes them."""
@@ -72,7 +75,7 @@ class SqlReads(ABC):
         return [message_of(run, row) for row in self._found("messages", run)]
 
     def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
-        rows = self._found("owned", space, prefix, prefix + records.KEY_END)
+        rows = self._found("owned", space, prefix, prefix + _KEY_END)
         return {records.UniqueRight(space, key): records.Owner(run, seq) for key, run, seq in rows}
 
     def claimed(self, run: str) -> dict[records.UniqueRight, int]:

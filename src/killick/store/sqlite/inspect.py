@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from killick.model.hashing import value_hash
-from killick.store.records import Problem, lane_of, row_check
-from killick.store.sql import queries
-from killick.store.sqlite.rows import tags_of
+from killick.store.records import Problem, lane_of, row_check, tags_of
+from killick.store.sqlite.rows import Q
 from killick.store.sqlite.search_terms import damaged
 
-Q: Final = queries("sqlite")
 _CHECKED: Final = (
     ("meta", Q.meta),
     ("heads", Q.all_heads),

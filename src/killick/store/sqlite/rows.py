@@ -6,28 +6,16 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from killick.errors import RunUnknown
 from killick.model.chunks import Blob
-from killick.store.records import ERASED_BODY, Append, Row, RunRow, row_check
+from killick.store.records import ERASED_BODY, Row, RunRow, row_check, tags_of
 from killick.store.sql import queries
 
 Q: Final = queries("sqlite")
 SEQ_BITS: Final = 32
 SEQ_MAX: Final = (1 << SEQ_BITS) - 1
-_TAGS: Final = msgspec.json.Decoder(tuple[str, ...])
 HeadRow = tuple[int, str, int, bytes, int, int, str | None, str | None, int | None, int]
 """number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed"""
-
-
-def is_committed(item: Append, found: HeadRow) -> bool:
-    """Returns whether this append was already committed and its acknowledgement lost.
-
-    Two creators may write the same first event at once; only the current holder is the creator.
-    """
-    made = item.create is None or (item.create.holder is not None and item.create.holder == found[7])
-    return made and (found[2], found[3]) == item.last
 
 
 class Moved(NamedTuple):
@@ -79,20 +67,16 @@ def write_head(db: sqlite3.Cursor, row: HeadRow) -> None:
     db.execute(Q.write_head, (seq, hash_, holder, until, row_check(*row), number))
 
 
-def require_head(db: sqlite3.Cursor, run: str) -> HeadRow:
+def find_head(db: sqlite3.Cursor, run: str) -> HeadRow | None:
+    """Returns a run's head; None for an unknown or a removed run."""
     found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-    if found is None or found[9]:
+    return None if found is None or found[9] else found
+
+
+def require_head(db: sqlite3.Cursor, run: str) -> HeadRow:
+    if (found := find_head(db, run)) is None:
         raise RunUnknown(run)
     return found
-
-
-def number_of(db: sqlite3.Cursor, run: str) -> int | None:
-    found = db.execute(Q.head, (run,)).fetchone()
-    return None if found is None or found[9] else int(found[0])
-
-
-def require_number(db: sqlite3.Cursor, run: str) -> int:
-    return require_head(db, run)[0]
 
 
 def hash_at(db: sqlite3.Cursor, head: HeadRow, seq: int) -> bytes | None:
@@ -149,10 +133,3 @@ def run_row_of(row: tuple[Any, ...]) -> RunRow:
 def intact_count(number: int, delivered: int, checksum: int) -> int:
     """Returns the count of a run's messages; -1 if it fails its checksum."""
     return delivered if row_check(number, delivered) == checksum else -1
-
-
-def tags_of(text: str) -> tuple[str, ...]:
-    try:
-        return _TAGS.decode(text)
-    except msgspec.DecodeError:
-        return (text,)  # a damaged copy of what the log says: verification finds the difference and writes it anew

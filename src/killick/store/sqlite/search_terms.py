@@ -39,13 +39,10 @@ def index_terms(db: sqlite3.Cursor, items: Sequence[TermBatch]) -> None:
         else:
             # A term may exist already; it counts once.
             rows = {row for row in rows if db.execute(Q.put_term, row).rowcount}
-        _put_index_position(db, number, item.up_to, total + sum(row_check(*row) for row in rows))
+        total += sum(row_check(*row) for row in rows)
+        db.execute(Q.put_index_position, (number, item.up_to, total, row_check(number, item.up_to, total)))
     # In index order, so that neighbouring entries are written together.
     db.executemany(Q.put_term, sorted(fresh))
-
-
-def _put_index_position(db: sqlite3.Cursor, number: int, seq: int, total: int) -> None:
-    db.execute(Q.put_index_position, (number, seq, total, row_check(number, seq, total)))
 
 
 def forget(db: sqlite3.Cursor, numbers: Sequence[int]) -> None:
@@ -55,11 +52,6 @@ def forget(db: sqlite3.Cursor, numbers: Sequence[int]) -> None:
         places = ", ".join("?" * len(some))
         for drop in (Q.drop_terms, Q.drop_index_positions):
             db.execute(drop.format(numbers=places), some)
-
-
-def sweep(db: sqlite3.Cursor) -> None:
-    """Drops the terms of removed runs."""
-    forget(db, [number for (number,) in db.execute(Q.stale_index_positions).fetchall()])
 
 
 # finding ------------------------------------------------------------------------------------------

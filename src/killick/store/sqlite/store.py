@@ -35,9 +35,8 @@ from killick.store.sqlite.rows import (
     SEQ_MAX,
     HeadRow,
     Q,
-    number_of,
+    find_head,
     require_head,
-    require_number,
     run_row,
     run_row_of,
     with_lease,
@@ -148,10 +147,9 @@ class SqliteStore(SqlReads):
         self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
     ) -> list[records.Row]:
         with self._file.reading() as db:
-            number = number_of(db, run)
-            if number is None:
+            if (found := find_head(db, run)) is None:
                 return []
-            first = number << SEQ_BITS
+            first = found[0] << SEQ_BITS
             span = (first + after, first + SEQ_MAX, min(limit, records.READ_LIMIT))
             rows = db.execute(Q.events if data else Q.bodies, span)
             return [records.Row(*row) for row in rows.fetchall()]
@@ -190,8 +188,8 @@ class SqliteStore(SqlReads):
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._file.writing() as db:
-            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-            if found is None or found[9] or found[2] != at:
+            found = find_head(db, run)
+            if found is None or found[2] != at:
                 return False
             if db.execute(Q.last_message, (found[0],)).fetchone()[0] != delivered:
                 return False
@@ -201,7 +199,7 @@ class SqliteStore(SqlReads):
 
     def sweep(self, *, limit: int = records.READ_LIMIT) -> int:
         with self._file.writing() as db:
-            search_terms.sweep(db)
+            search_terms.forget(db, [number for (number,) in db.execute(Q.stale_index_positions).fetchall()])
             db.execute(Q.sweep_full, (self.now_us(),))
             return db.execute(Q.sweep, (limit,)).rowcount
 
@@ -209,7 +207,7 @@ class SqliteStore(SqlReads):
 
     def forget_snapshots(self, run: str) -> None:
         with self._file.writing() as db:
-            number = require_number(db, run)
+            number = require_head(db, run)[0]
             db.execute(Q.drop_snapshots, (number,))
             db.execute(Q.drop_snapshot_uses, (number,))
 
@@ -288,8 +286,8 @@ class SqliteStore(SqlReads):
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         with self._file.leasing() as db:
-            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-            if found is None or found[9] or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
+            found = find_head(db, run)
+            if found is None or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
                 return
             write_lease(db, with_lease(found, found[7], 0) if left else with_lease(found, None, None))
             row = run_row(db, found[0])
@@ -328,8 +326,8 @@ class SqliteStore(SqlReads):
 
     def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
         with self._file.writing() as db:
-            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-            if found is None or found[9] or found[2] != at:
+            found = find_head(db, run)
+            if found is None or found[2] != at:
                 return False
             number = found[0]
             counted: int = db.execute(Q.last_message, (number,)).fetchone()[0]
@@ -372,7 +370,7 @@ class SqliteStore(SqlReads):
 
     def quarantine(self, run: str, reason: str | None) -> None:
         with self._file.writing() as db:
-            number = require_number(db, run)
+            number = require_head(db, run)[0]
             if reason is None:
                 db.execute(Q.drop_quarantine, (number,))
             else:

@@ -38,14 +38,12 @@ from killick.store.sqlite.rows import (
     erase_message,
     event_row,
     extended,
+    find_head,
     hash_at,
     intact_count,
-    is_committed,
-    number_of,
     put_pieces,
     run_row,
     set_taken,
-    tags_of,
     with_lease,
     write_head,
 )
@@ -76,12 +74,11 @@ class Writes:
 
     def append(self, db: sqlite3.Cursor, item: records.Append, to_notify: RunsToNotify) -> records.Head | LogError:
         """Checks everything, then writes everything: a refused item has written nothing."""
+        records.refuse_misnumbered([item])
         group = item.group
-        for one in group:
-            _check_numbers(one)
         found: HeadRow | None = db.execute(Q.head, (item.run,)).fetchone()
-        if found is not None and not found[9] and item.rows and is_committed(item, found):
-            return head_of(found)
+        if found is not None and not found[9] and item.is_committed(head := head_of(found)):
+            return head
         claimed: dict[records.UniqueRight, records.Owner] = {}
         refused = self._refuse(db, item, found, claimed)
         if refused is not None:
@@ -127,8 +124,7 @@ class Writes:
         parent = item.create.parent
         if parent is None:
             return HeadMoved(item.run, expected=item.after, actual=0) if item.after else None
-        parent_head: HeadRow | None = db.execute(Q.head, (parent,)).fetchone()
-        if parent_head is None or parent_head[9]:
+        if (parent_head := find_head(db, parent)) is None:
             return RunUnknown(parent)
         if hash_at(db, parent_head, item.after) != item.before:
             return HeadMoved(parent, expected=item.after, actual=parent_head[2])
@@ -250,7 +246,7 @@ class Writes:
             Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted, index.lane)
         )
         if tags != (before[1] if before else "[]"):
-            had = set[str](tags_of(before[1]) if before else ())
+            had = set[str](records.tags_of(before[1]) if before else ())
             for tag in had - set(index.tags):
                 db.execute(Q.drop_tag, (tag, number))
             for tag in set(index.tags) - had:
@@ -264,9 +260,9 @@ class Writes:
     def deliver(
         self, db: sqlite3.Cursor, delivery: records.Delivery, to_notify: RunsToNotify
     ) -> records.Delivered | LogError:
-        number = number_of(db, delivery.run)
-        if number is None:
+        if (head := find_head(db, delivery.run)) is None:
             return RunUnknown(delivery.run)
+        number = head[0]
         before = db.execute(Q.message_by_id, (number, delivery.id)).fetchone()
         if before is not None:
             return records.Delivered(message_of(delivery.run, before), fresh=False)
@@ -282,12 +278,6 @@ class Writes:
             db.execute(Q.run_delivered, (message, records.row_check(number, message), wake, number))
         to_notify.append(delivery.run)
         return records.Delivered(message_of(delivery.run, columns), fresh=True)
-
-
-def _check_numbers(item: records.Append) -> None:
-    for seq, row in enumerate(item.rows, item.after + 1):
-        if row.seq != seq:
-            raise ValueError(f"{item.run}: row {row.seq} where {seq} belongs")
 
 
 def bare(seen: dict[str, HeadRow], items: Sequence[records.Append]) -> list[Moved] | None:
