@@ -1,4 +1,4 @@
-"""Text that UTF-8 can hold: a lone surrogate, half of a pair, is written as its escape (`\\ud83d`)."""
+"""Text that UTF-8 can hold: a lone surrogate, half of a pair, is written as its escape (`\\ud83d`). And sizes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ def meant(word: str, known: Iterable[str], *, otherwise: str, sign: str = "") ->
 
     close = get_close_matches(word, sorted(known), 1)
     return f"did you mean {close[0]}{sign}?" if close else otherwise
+
+
+def size_text(count: int) -> str:
+    """A number of bytes: 640 B, 1.2 kB, 3.4 GB."""
+    if count < 1_000:
+        return f"{count} B"
+    amount, units = float(count), iter(("kB", "MB", "GB", "TB", "PB"))
+    unit = ""
+    while amount >= 999.5 and (larger := next(units, None)) is not None:
+        amount, unit = amount / 1_000, larger
+    return f"{amount:.0f} {unit}" if amount >= 99.95 else f"{amount:.1f} {unit}"
 
 
 def printable_json(data: Any) -> Any:

@@ -12,6 +12,7 @@ from killick.model import page_events
 from killick.model.codec import plain
 from killick.model.crash_loop import Crashes
 from killick.model.failure import Failure
+from killick.text import size_text
 
 YEAR_10_000_US: Final = 253_402_300_800_000_000
 """Beyond the range of datetime."""
@@ -85,17 +86,6 @@ def page_text(event: page_events.PageEvent) -> str:
             return f"{event.page} came back to the window: {CAME_BACK[event.how]}"
         case page_events.PagePinned():
             return f"{event.page} stays in the window until turn {event.until:,}"
-
-
-def size_text(count: int) -> str:
-    """A number of bytes: 640 B, 1.2 kB, 3.4 GB."""
-    if count < 1_000:
-        return f"{count} B"
-    amount, units = float(count), iter(("kB", "MB", "GB", "TB", "PB"))
-    unit = ""
-    while amount >= 999.5 and (larger := next(units, None)) is not None:
-        amount, unit = amount / 1_000, larger
-    return f"{amount:.0f} {unit}" if amount >= 99.95 else f"{amount:.1f} {unit}"
 
 
 def snapshot(root: e.Digest | None) -> str:

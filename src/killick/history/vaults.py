@@ -21,12 +21,13 @@ from killick.engine.steps.workspace_folders import (
     vault_place,
 )
 from killick.errors import KillickError, WorkspaceRefused
-from killick.history.phrasing import counted, size_text
+from killick.history.phrasing import counted
 from killick.log.log import Log
 from killick.model import event_codec
 from killick.model import events as e
 from killick.model.ledger import Ledger
 from killick.store.records import Condition
+from killick.text import size_text
 from killick.workspace.inotify import is_trusted
 from killick.workspace.tree import Id
 from killick.workspace.vault.vault import Vault

@@ -18,13 +18,13 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, WorkspaceRefused
-from killick.history.phrasing import size_text
 from killick.history.vaults import Vaults, on_record, vault_of
 from killick.log.boundaries import RunMoment
 from killick.log.boundaries import at as place_at
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.ledger import Ledger
+from killick.text import size_text
 from killick.workspace import tree
 from killick.workspace.tree import Entry, Id, Load
 from killick.workspace.vault.vault import Vault

@@ -18,7 +18,7 @@ from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store import records
 from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us
-from killick.store.protocol import Transaction, lease_clock_us
+from killick.store.protocol import Transaction, holders_of, lease_clock_us
 
 
 class MemoryStore(Runs):
@@ -223,19 +223,9 @@ class MemoryStore(Runs):
             )
 
     def holders(self) -> list[records.Holder]:
-        held: defaultdict[str, list[int | None]] = defaultdict(list)
         with self._open():
-            for _, head in self._present():
-                if head.holder is not None:
-                    held[head.holder].append(head.lease_until_us)
-            now_us = self.now_us()
-        return [
-            records.Holder(
-                holder=holder, runs=len(ends), until_us=min((end for end in ends if end is not None), default=None),
-                lives=any(end is None or end > now_us for end in ends),
-            )
-            for holder, ends in sorted(held.items())
-        ]  # fmt: skip
+            leases = [(head.holder, head.lease_until_us) for _, head in self._present() if head.holder is not None]
+            return holders_of(leases, self.now_us())
 
     def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
         with self._open():

@@ -6,7 +6,8 @@ decides nothing about runs; the log above it does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -394,6 +395,20 @@ def is_held(store: Store, head: records.Head) -> bool:
     if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= store.now_us()):
         return False
     return store.lives(head.holder)
+
+
+def holders_of(leases: Iterable[tuple[str, int | None]], now_us: int) -> list[records.Holder]:
+    """Returns the holders of leases, by name. A lease without an end is `None`."""
+    held: defaultdict[str, list[int | None]] = defaultdict(list)
+    for holder, until_us in leases:
+        held[holder].append(until_us)
+    return [
+        records.Holder(
+            holder=holder, runs=len(ends), until_us=min((end for end in ends if end is not None), default=None),
+            lives=any(end is None or end > now_us for end in ends),
+        )
+        for holder, ends in sorted(held.items())
+    ]  # fmt: skip
 
 
 def lease_clock_us(clock: Clock) -> int:

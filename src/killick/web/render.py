@@ -17,10 +17,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from killick.clock import microseconds, timestamp
-from killick.history.phrasing import CAME_BACK, cut, size_text, span
+from killick.history.phrasing import CAME_BACK, cut, span
 from killick.model.system_events import Scope
 from killick.presenting import windows
 from killick.sanitizer import visible
+from killick.text import size_text
 from killick.web.addresses import API, address
 from killick.web.app_context import AppContext
 from killick.web.forms import form_of, written

@@ -15,9 +15,10 @@ from killick.cli.context import Shell, by_option, command, dry_run_option, run_a
 from killick.cli.exit_codes import CommandFailed
 from killick.client.file_restore import Restoration
 from killick.history import workspace_files as history
-from killick.history.phrasing import counted, size_text
+from killick.history.phrasing import counted
 from killick.history.workspace_files import FileChange, FileEntry, Files, FilesDiff, How, Listing
 from killick.presenting.time_travel import changed_files
+from killick.text import size_text
 from killick.workspace import tree
 
 LINES_MAX: Final = 48

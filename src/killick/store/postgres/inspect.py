@@ -9,7 +9,7 @@ from killick.clock import Clock
 from killick.store.postgres.server import SERVER_NEEDED, PostgresServer, Statements
 from killick.store.postgres.wire import Session
 from killick.store.records import Condition, Problem
-from killick.store.sql.rows import damaged_terms
+from killick.store.sql.rows import damaged_terms, problems_of
 
 _DERIVED: Final = ("piece_uses", "tags", "snapshots", "feed")
 _SKEW_MS_MAX: Final = 2_000
@@ -22,13 +22,8 @@ def problems(session: Session, q: Statements, *, heal: bool) -> Iterator[Problem
     names: dict[int, str] = dict(session.rows(q.names))
     for table, number, label in session.rows(q.wrong_rows):
         yield Problem(where=table, what=f"row {label} is not as it was written", run=names.get(number))
-    for table, number, rows in session.rows(q.strays):
-        run = names.get(number) or f"run number {number}"
-        healed = heal and table in _DERIVED
-        yield Problem(where=table, what=f"{rows} rows belong to nothing that exists", run=run, healed=healed)
     damaged = damaged_terms(session.rows(q.all_terms), session.rows(q.all_index_positions), names)
-    for number, what in damaged.items():
-        yield Problem(where="marks", what=what, run=names.get(number) or f"run number {number}", healed=heal)
+    yield from problems_of(session.rows(q.strays), damaged, names, _DERIVED, heal=heal)
 
 
 def damaged_pieces(session: Session, q: Statements) -> tuple[list[bytes], list[bytes]]:

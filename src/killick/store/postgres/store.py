@@ -31,7 +31,7 @@ from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.server_replies import acknowledged
 from killick.store.sql.reads import SqlReads
-from killick.store.sql.rows import damaged_terms, head_of, snapshot_of
+from killick.store.sql.rows import damaged_terms, damaged_values, head_of, snapshot_of
 
 SESSIONS: Final = 8
 _SHORTLY: Final = "SET LOCAL lock_timeout = 250"
@@ -402,11 +402,7 @@ class PostgresStore(SqlReads):
     def inspect(self, *, heal: bool = False) -> list[records.Problem]:
         found = self._unhurried(lambda session: list(problems(session, self._q, heal=heal)))
         damaged = self._unhurried(lambda session: damaged_pieces(session, self._q))
-        for hashes, healed in zip(damaged, (False, heal), strict=True):
-            what = "value {} does not match its hash"
-            found += [
-                records.Problem(where="pieces", what=what.format(hash_.hex()[:12]), healed=healed) for hash_ in hashes
-            ]
+        found += damaged_values(damaged, heal=heal)
         if any(problem.healed for problem in found):
             self._unhurried(lambda session: self._heal(session, damaged[1]))
         return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -33,7 +34,8 @@ _SKEW_MS_MAX: Final = 2_000
 def inspect(server: RedisServer, *, heal: bool) -> list[Problem]:
     """Returns every row that fails its checksum, has no owner, or is missing. Derived rows are repaired."""
     found = list[Problem]()
-    keys = sorted(set(_keys(server)))
+    found_keys = chain.from_iterable(_scanned(server, ("SCAN",), "MATCH", f"{server.prefix}*"))
+    keys = sorted({key.decode()[len(server.prefix) :] for key in found_keys})  # one may occur twice
     named = [key.removeprefix("run:") for key in keys if key.startswith("run:")]
     for first in range(0, len(named), _RUNS_AT_ONCE):
         found += _runs(server, named[first : first + _RUNS_AT_ONCE], heal=heal)
@@ -58,26 +60,14 @@ def _runs(server: RedisServer, runs: list[str], *, heal: bool) -> Iterator[Probl
 
 
 def _set(server: RedisServer, key: str, kind: str, of: str, *, heal: bool) -> Iterator[Problem]:
-    wrong, cursor = 0, "0"
-    while True:
-        args = {"key": key, "kind": kind, "of": of, "cursor": cursor, "heal": heal}
-        on, some = server.ask("look_at_set", args)
-        wrong, cursor = wrong + int(some), on.decode()
-        if cursor == "0":
-            break
+    wrong = sum(map(int, _asked(server, "look_at_set", {"key": key, "kind": kind, "of": of, "heal": heal})))
     if wrong:
         yield Problem(where=key, what=f"{wrong} rows belong to nothing that exists", healed=heal)
 
 
 def _claims(server: RedisServer) -> Iterator[Problem]:
-    cursor = "0"
-    while True:
-        on, spaces = server.ask("look_at_claims", {"cursor": cursor})
-        for space in spaces:
-            yield Problem(where="claims", what=f"a claim in {space.decode()} is not as it was written")
-        cursor = on.decode()
-        if cursor == "0":
-            return
+    for space in chain.from_iterable(_asked(server, "look_at_claims", {})):
+        yield Problem(where="claims", what=f"a claim in {space.decode()} is not as it was written")
 
 
 def _uses(server: RedisServer, runs: set[str], *, heal: bool) -> Iterator[Problem]:
@@ -112,23 +102,28 @@ def _pieces(server: RedisServer, runs: set[str], *, heal: bool) -> Iterator[Prob
 # reading in pages ---------------------------------------------------------------------------------
 
 
-def _keys(server: RedisServer) -> Iterator[str]:
-    """Returns the store's keys without their prefix; one may occur twice."""
+def _asked(server: RedisServer, script: str, args: dict[str, Any]) -> Iterator[Any]:
+    """Yields the replies of a script that reads page by page."""
+    cursor = b"0"
+    while True:
+        cursor, found = server.ask(script, {**args, "cursor": cursor.decode()})
+        yield found
+        if cursor == b"0":
+            return
+
+
+def _scanned(server: RedisServer, command: tuple[str, ...], *words: Any) -> Iterator[Any]:
+    """Yields the pages of a scan."""
     cursor: Any = 0
     while True:
-        cursor, keys = _command(server, "SCAN", cursor, "MATCH", f"{server.prefix}*", "COUNT", _PAGE)
-        yield from (key.decode()[len(server.prefix) :] for key in keys)
+        cursor, page = _command(server, *command, cursor, *words, "COUNT", _PAGE)
+        yield page
         if not int(cursor):
             return
 
 
 def _fields(server: RedisServer, kind: str) -> Iterator[tuple[bytes, bytes]]:
-    cursor: Any = 0
-    while True:
-        cursor, fields = _command(server, "HSCAN", f"{server.prefix}{kind}", cursor, "COUNT", _PAGE)
-        yield from fields.items()
-        if not int(cursor):
-            return
+    return chain.from_iterable(page.items() for page in _scanned(server, ("HSCAN", f"{server.prefix}{kind}")))
 
 
 def _command(server: RedisServer, *words: Any) -> Any:

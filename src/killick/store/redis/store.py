@@ -6,7 +6,7 @@ durable as the server's settings make it; `conditions` reports that.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -24,7 +24,7 @@ from killick.errors import (
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store import records
-from killick.store.protocol import Transaction
+from killick.store.protocol import Transaction, holders_of
 from killick.store.redis.inspect import conditions, inspect, should_wait
 from killick.store.redis.notify import RedisListener
 from killick.store.redis.rows import (
@@ -34,6 +34,7 @@ from killick.store.redis.rows import (
     delivery_args,
     head_of,
     index_args,
+    int_of,
     lease_us,
     message_of,
     row_args,
@@ -414,16 +415,7 @@ class RedisStore:
 
     def holders(self) -> list[records.Holder]:
         now, found = self._ask("holders", {})
-        held: defaultdict[str, list[int | None]] = defaultdict(list)
-        for holder, until in found:
-            held[holder.decode()].append(None if until is None else int(until))
-        return [
-            records.Holder(
-                holder=holder, runs=len(ends), until_us=min((end for end in ends if end is not None), default=None),
-                lives=any(end is None or end > int(now) for end in ends),
-            )
-            for holder, ends in sorted(held.items())
-        ]  # fmt: skip
+        return holders_of(((holder.decode(), int_of(until)) for holder, until in found), int(now))
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[records.RunRow]:
         args = {"now_us": str(now_us), "limit": limit, "agents": None if agents is None else list(agents)}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from killick.store.records import Head, Message, Snapshot, row_check
+from killick.store.records import Head, Message, Problem, Snapshot, row_check
 
 
 def head_of(found: tuple[Any, ...]) -> Head:
@@ -24,6 +24,30 @@ def message_of(run: str, found: tuple[Any, ...]) -> Message:
 def snapshot_of(found: tuple[Any, ...]) -> Snapshot:
     seq, fold, hash_, root = found
     return Snapshot(seq=seq, fold=fold, hash=hash_, root=root)
+
+
+def problems_of(
+    strays: Iterable[tuple[Any, ...]], terms: Mapping[int, str], names: Mapping[int, str], derived: Sequence[str],
+    *, heal: bool,
+) -> Iterator[Problem]:  # fmt: skip
+    """Reports rows without an owner, by table, and runs whose search terms are damaged."""
+
+    def run_of(number: int) -> str:
+        return names.get(number) or f"run number {number}"
+
+    for table, number, rows in strays:
+        what = f"{rows} rows belong to nothing that exists"
+        yield Problem(where=table, what=what, run=run_of(number), healed=heal and table in derived)
+    for number, what in terms.items():
+        yield Problem(where="marks", what=what, run=run_of(number), healed=heal)
+
+
+def damaged_values(damaged: tuple[list[bytes], list[bytes]], *, heal: bool) -> Iterator[Problem]:
+    """Reports damaged chunks: those that logs use, and those that only snapshots use, which can be healed."""
+    for hashes, healed in zip(damaged, (False, heal), strict=True):
+        for hash_ in hashes:
+            short = hash_.hex()[:12] if isinstance(hash_, bytes) else repr(hash_)[:12]  # a damaged one is any value
+            yield Problem(where="pieces", what=f"value {short} does not match its hash", healed=healed)
 
 
 def damaged_terms(

@@ -20,6 +20,7 @@ from killick.errors import StoreError
 from killick.permissions import exposed
 from killick.store.records import STORE_FORMAT, Condition
 from killick.store.sqlite.file import SqliteFile
+from killick.text import size_text
 
 WAL_BYTES_MAX: Final = 64_000_000
 FREE_BYTES_MIN: Final = 200_000_000
@@ -72,7 +73,7 @@ def _file(file: SqliteFile) -> Iterator[Condition]:
     yield _permissions(path)
     size = path.stat().st_size
     if size > CHECKED_BYTES_MAX:
-        yield Condition("file", f"not checked, because it is large ({size_of(size)}); killick store verify proves it")
+        yield Condition("file", f"not checked, because it is large ({size_text(size)}); killick store verify proves it")
         return
     with file.reading() as db:
         [line] = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -98,10 +99,12 @@ def _room(path: Path) -> Iterator[Condition]:
     wrong = None
     if wal_bytes > WAL_BYTES_MAX:
         wrong = "something reads the store without end and keeps it from shrinking; find that process and end it"
-    yield Condition("size", f"{size_of(path.stat().st_size)}, and {size_of(wal_bytes)} in the write-ahead log", wrong)
+    yield Condition(
+        "size", f"{size_text(path.stat().st_size)}, and {size_text(wal_bytes)} in the write-ahead log", wrong
+    )
     free = shutil.disk_usage(path.absolute().parent).free
     wrong = "the next runs may find no room; make some, killick store prune archives old runs"
-    yield Condition("free", f"{size_of(free)} on its device", wrong if free < FREE_BYTES_MIN else None)
+    yield Condition("free", f"{size_text(free)} on its device", wrong if free < FREE_BYTES_MIN else None)
 
 
 def kind_of_file_system(path: Path, mounts: Path | None = None) -> str | None:
@@ -127,13 +130,3 @@ def _unescaped(text: str) -> str:
     """Decodes the octal escapes in the mount table."""
     first, *rest = text.split("\\")
     return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
-
-
-def size_of(size_bytes: int) -> str:
-    """Formats a size for people."""
-    size = float(size_bytes)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1_000:
-            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1_000
-    return f"{size:.1f} TB"

@@ -8,6 +8,7 @@ from typing import Final
 
 from killick.model.hashing import value_hash
 from killick.store.records import Problem, lane_of, row_check, tags_of
+from killick.store.sql.rows import problems_of
 from killick.store.sqlite.rows import Q
 from killick.store.sqlite.search_terms import damaged
 
@@ -28,12 +29,7 @@ def inspect(db: sqlite3.Cursor, *, heal: bool) -> Iterator[Problem]:
             yield Problem(where="file", what=str(line))
     names: dict[int, str] = {row[0]: row[1] for row in db.execute(Q.all_heads)}
     yield from _checksums(db, names)
-    for table, number, rows in db.execute(Q.strays):
-        run = names.get(number) or f"run number {number}"
-        healed = heal and table in _DERIVED
-        yield Problem(where=table, what=f"{rows} rows belong to nothing that exists", run=run, healed=healed)
-    for number, what in damaged(db, names).items():
-        yield Problem(where="marks", what=what, run=names.get(number) or f"run number {number}", healed=heal)
+    yield from problems_of(db.execute(Q.strays).fetchall(), damaged(db, names), names, _DERIVED, heal=heal)
     for _, number in misplaced(db):
         what = "its lane is not that of its fairness key"
         yield Problem(where="runs", what=what, run=names.get(number) or f"run number {number}", healed=heal)
@@ -67,11 +63,6 @@ def damaged_pieces(db: sqlite3.Cursor) -> tuple[list[bytes], list[bytes]]:
         if body is not None and (not isinstance(codec, str) or value_hash(codec, body) != hash_):
             (truth if piece in used else derived).append(hash_)
     return truth, derived
-
-
-def short(hash_: object) -> str:
-    """Shortens a hash for a message; a damaged one may not be bytes."""
-    return hash_.hex()[:12] if isinstance(hash_, bytes) else repr(hash_)[:12]
 
 
 def _label(columns: list[object]) -> str:

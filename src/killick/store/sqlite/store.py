@@ -24,12 +24,12 @@ from killick.store.liveness import Holders
 from killick.store.notify import Notifier
 from killick.store.protocol import lease_clock_us
 from killick.store.sql.reads import LOG, SqlReads
-from killick.store.sql.rows import head_of, snapshot_of
+from killick.store.sql.rows import damaged_values, head_of, snapshot_of
 from killick.store.sqlite import listing, search_terms
 from killick.store.sqlite.conditions import conditions
 from killick.store.sqlite.due import DueQuery, due, soonest_us
 from killick.store.sqlite.file import SqliteFile
-from killick.store.sqlite.inspect import damaged_pieces, inspect, misplaced, short
+from killick.store.sqlite.inspect import damaged_pieces, inspect, misplaced
 from killick.store.sqlite.rows import (
     SEQ_BITS,
     SEQ_MAX,
@@ -424,9 +424,7 @@ class SqliteStore(SqlReads):
         with self._file.reading() as db:
             found = list(inspect(db, heal=heal))
             damaged = damaged_pieces(db)
-        for hashes, healed in zip(damaged, (False, heal), strict=True):
-            what = "value {} does not match its hash"
-            found += [records.Problem(where="pieces", what=what.format(short(h)), healed=healed) for h in hashes]
+        found += damaged_values(damaged, heal=heal)
         if any(problem.healed for problem in found):
             with self._file.writing() as db:
                 names = {row[0]: row[1] for row in db.execute(Q.all_heads)}

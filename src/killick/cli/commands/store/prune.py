@@ -16,9 +16,10 @@ from killick.cli.commands.store.maintenance import some
 from killick.cli.context import Shell, agent_option, command, current_user, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
 from killick.cli.progress import progress
-from killick.history.phrasing import counted, size_text
+from killick.history.phrasing import counted
 from killick.history.vaults import Cleaned
 from killick.store.records import ENDED
+from killick.text import size_text
 
 
 @command("prune")
