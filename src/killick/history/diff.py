@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
 import msgspec
 
-from killick.history.state_items import Item, as_written, items
+from killick.history.state_items import Item, items
 from killick.history.workspace_files import FilesDiff
 from killick.history.workspace_files import between as files_between
 from killick.log.boundaries import RunMoment, narrowed
@@ -201,7 +201,7 @@ def last_shared(log: Log, one: str, other: str) -> int:
 
 
 def _changes(before: State, after: State, *, shared: int) -> Iterator[Change]:
-    one, two = as_written(before), as_written(after)
+    one, two = before.as_written(), after.as_written()
     for name in _SCALARS:
         was, now = (_json(getattr(state.fold.facts, name)) for state in (one, two))
         yield from _values(was, now, _Place("run", f"/{name}", None, name))

@@ -192,7 +192,12 @@ class Listing:
     def _about(self, state: State, row: RunRow) -> Iterator[RunReason]:
         """Returns a run's waits. One that was answered says so."""
         facts = state.fold.facts
-        answered = dict(self._answered(state) if row.delivered else ())
+        # Questions with an answer that the run has not taken.
+        answered = {
+            step: RunReason(kind="answered", text=found.text(state))
+            for step, wait in (facts.waits.items() if row.delivered else ())
+            if (found := pending_answer(self._log, state.run, wait)) is not None
+        }
         asks = any(wait.waits_for == "settlement" for wait in facts.waits.values())  # then no worker tries again
         if facts.crashes is not None and not facts.ended and (facts.crashes.quarantined or not asks):
             yield crash(self._log, state.run, facts.crashes)
@@ -219,12 +224,6 @@ class Listing:
             elif step.status == "delayed" and step.delayed_until is not None:
                 text = f"attempt {len(step.attempts) + 1} of {step.name}"
                 yield RunReason(kind="backoff", text=text, at_us=step.delayed_until)
-
-    def _answered(self, state: State) -> Iterator[tuple[str, RunReason]]:
-        """Returns the steps whose questions have an answer that the run has not taken."""
-        for step, wait in state.fold.facts.waits.items():
-            if (found := pending_answer(self._log, state.run, wait)) is not None:
-                yield step, RunReason(kind="answered", text=found.text(state))
 
     def _pause_reason(self, state: State) -> str:
         """Returns the recorded reason of a pause, if one of the last events has it."""

@@ -123,7 +123,8 @@ class PageBuilder:
         up_to = fold.steps[end].intended - 1 if end < len(fold.steps) else self._last
         events = self._standing(after, up_to, fold)
         events += self._late(steps, up_to)
-        stage = self._stage_before(steps[0]) if begin else None
+        is_staged = begin and (fold.facts.stage is not None or fold.facts.plan)
+        stage = self._facts_before(steps[0]).stage if is_staged else None
         entries = self._entries(fold, steps, events, stage, excluded=facts.OUT_OF_BAND)
         return RunPage(first=first, last=last, total=total, entries=entries)
 
@@ -152,12 +153,6 @@ class PageBuilder:
         ends = [step.ended or self._last for step in out_of_band.values()]
         late = self._standing(up_to, max(ends, default=0), self.fold)
         return [(seq, event) for seq, event in late if getattr(event, "step", None) in out_of_band]
-
-    def _stage_before(self, step: facts.Step) -> str | None:
-        facts = self.fold.facts
-        if facts.stage is None and not facts.plan:
-            return None
-        return self._facts_before(step).stage
 
     def _facts_before(self, step: facts.Step) -> facts.Facts:
         if step.intended not in self._facts:

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.engine import renewals
 from killick.engine.effects.branch_point import cut
-from killick.engine.effects.rewind import refuse_own
+from killick.engine.effects.rewind import refuse_own, returned
 from killick.engine.effects.run_tree import effects_of
 from killick.errors import TimeRefused
 from killick.history import workspace_files as files
@@ -84,10 +83,7 @@ def preview_rewind(log: Log, run: str, to: str) -> RewindPreview:
     steps = left(log, run, found.seq, found.keep)
     # File-only effects are undone with the files, and will be repeated.
     done = effects_of(log, run, [step for step in steps if step.sort == "tool" and step.effect != "workspace"])
-
-    def is_dropped(seq: int) -> bool:
-        return seq > found.seq and seq not in found.keep
-
+    before = log.ledger(run, found.seq).spend
     return RewindPreview(
         run=run,
         to=found.label,
@@ -105,14 +101,10 @@ def preview_rewind(log: Log, run: str, to: str) -> RewindPreview:
             for step in steps
             if step.id in done and done[step.id].effect.status != "did_not_happen"
         ),
-        consumed=rights(one.claim for one in ledger.consumed if is_dropped(one.seq) and not one.released),
-        spend=_since(log.ledger(run, found.seq).spend, ledger.spend),
-        children=tuple(LeftChild(one.run, one.status) for one in ledger.children if is_dropped(one.spawned)),
-        messages=tuple(
-            message.name.removeprefix("killick.")
-            for message in log.store.messages(run)
-            if message.taken is not None and is_dropped(message.taken) and renewals.goes_along(message)
-        ),
+        consumed=rights(one.claim for one in ledger.consumed if found.drops(one.seq) and not one.released),
+        spend=Spend(**{name: getattr(ledger.spend, name) - getattr(before, name) for name in Spend.__struct_fields__}),
+        children=tuple(LeftChild(one.run, one.status) for one in ledger.children if found.drops(one.spawned)),
+        messages=tuple(message.name.removeprefix("killick.") for message in returned(log, run, found)),
         answers=tuple(_answers(log, run, steps)),
         files=_files(log, run, ledger, RunMoment(found.files_seq, found.label)),
     )
@@ -136,10 +128,6 @@ def left(log: Log, run: str, seq: int, keep: Sequence[int] = ()) -> list[Step]:
 def rights(claims: Iterable[str]) -> tuple[str, ...]:
     """Returns the names of consumed rights, without Killick's internal ones."""
     return tuple(dict.fromkeys(name for claim in claims if (name := claim.partition(":")[0]) != "killick.action"))
-
-
-def _since(before: Spend, now: Spend) -> Spend:
-    return Spend(**{name: getattr(now, name) - getattr(before, name) for name in now.__struct_fields__})
 
 
 def _answers(log: Log, run: str, steps: Iterable[Step]) -> Iterator[LeftAnswer]:

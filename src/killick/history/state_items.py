@@ -5,49 +5,12 @@ Changes nothing, and reads an item only when it is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from killick.model.codec import plain
 from killick.model.facts import Step
 from killick.model.state import Output, State
-
-
-def as_written(state: State) -> State:
-    """Returns the same state with values in their stored form."""
-    return State(state.fold, _AsWritten(state))
-
-
-class _AsWritten:
-    """Reads for a state."""
-
-    def __init__(self, state: State) -> None:
-        self.event = state.event
-        self._state = state
-
-    def data(self, seq: int) -> Mapping[str, Any]:
-        return _StoredValues(self._state.data(seq))
-
-
-class _StoredValues(Mapping[str, Any]):
-    """An event's values, converted to their stored form on access."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self._data = data
-
-    def __getitem__(self, name: str) -> Any:
-        return plain(self._data[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._data)
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        # Every key of erased values is present, as a marker.
-        return plain(self._data.get(name, default))
 
 
 class Item(NamedTuple):

@@ -127,21 +127,17 @@ def _around(making: PageBuilder, run: str, entries: tuple[Entry, ...], skipped: 
     held = making.last(entries, *_HOLDS_BACK) if facts.paused or facts.mend else None
     by_number = {step.number: step for step in walked(entries)}
     waits = (by_number[wait].waits[-1] for wait in facts.waits if wait in by_number and by_number[wait].waits)
+    failed, ended = None, making.event(facts.ended) if facts.ended else None
+    if ended is not None and facts.ended_as == "failed":
+        failed = Failed(at=ended.at, step=getattr(ended, "step", None), values=making.values(facts.ended))
     return Timeline(
         run=run, agent=facts.agent, status=facts.status, seq=facts.seq, generation=facts.generation,
         plan=facts.plan, stage=facts.stage, current=facts.current, started_at=facts.started_at,
-        changed_at=facts.changed_at, ended_at=making.event(facts.ended).at if facts.ended else None,
+        changed_at=facts.changed_at, ended_at=None if ended is None else ended.at,
         last_at=making.event(facts.seq).at if facts.seq else 0, wake_at=making.fold.wake_at,
         cancelling=facts.cancelling, priority=facts.priority, tags=facts.tags, parent=facts.parent,
         parent_step=facts.parent_step, forked_from=facts.forked_from, renewed_as=facts.renewed_as,
         holder=getattr(taken.event, "holder", None) if taken is not None else None, build=facts.build,
         held_back=held, waits=tuple(waits), entries=entries,
-        failed=_run_failed(making, facts.ended) if facts.ended_as == "failed" else None,
-        state=making.state(), skipped=skipped,
+        failed=failed, state=making.state(), skipped=skipped,
     )  # fmt: skip
-
-
-def _run_failed(making: PageBuilder, seq: int) -> Failed:
-    event = making.event(seq)
-    step = event.step if isinstance(event, e.RunFailed) else None
-    return Failed(at=event.at, step=step, values=making.values(seq))

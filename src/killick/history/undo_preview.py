@@ -54,6 +54,8 @@ def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Und
     if tool is not None and undo is None and found.effect == "workspace":
         named = "its files, which go back"
     begun = next((each for each in reversed(state.fold.steps) if each.undoes == step and each.sort == "undo"), None)
+    name = found.name
+    no_way = f"its tool {name} is not declared here" if tool is None else f"{name} has no compensate="
     return UndoPreview(
         run=run,
         step=step,
@@ -65,14 +67,8 @@ def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Und
         compensated_by=named,
         shared_by=tuple(shared_by(log, run, step)),
         claims=done.effect.claims if done is not None else (),
-        refuses=undo_refusal(run, found, done, begun) or _no_way(found, named, is_known=tool is not None),
+        refuses=undo_refusal(run, found, done, begun) or (no_way if named is None else None),
     )
-
-
-def _no_way(step: facts.Step, undo: str | None, *, is_known: bool) -> str | None:
-    if undo is not None:
-        return None
-    return f"{step.name} has no compensate=" if is_known else f"its tool {step.name} is not declared here"
 
 
 # who shares its effect ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ estimates, so that they are comparable; the provider's counts are listed too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -177,27 +177,19 @@ class _ReportBuilder:
         self.pins: list[Pin] = []
 
     def read(self) -> None:
-        decided = [
-            (seq, event) for seq, event in timeline(self._decisions()) if isinstance(event, page_events.PageEvent)
-        ]
+        bodies = ((row.seq, row.body) for row in self._rows.values())
+        decisive = [(seq, event_codec.decode(body)) for seq, body in bodies if body.startswith(_DECISIVE)]
+        decided = [(seq, event) for seq, event in timeline(decisive) if isinstance(event, page_events.PageEvent)]
         decided.reverse()
-        self._expect()
+        for start in range(0, len(self._steps), _AT_ONCE):
+            raws = (self._rows[step.edited or step.intended].data for step in self._steps[start : start + _AT_ONCE])
+            self._sharing.expect(raw for raw in raws if raw is not None)
         for step in self._steps:
             while decided and decided[-1][0] < step.intended:
                 self._decided(*decided.pop())
             self._call(step)
         while decided:
             self._decided(*decided.pop())
-
-    def _expect(self) -> None:
-        for start in range(0, len(self._steps), _AT_ONCE):
-            raws = (self._rows[step.edited or step.intended].data for step in self._steps[start : start + _AT_ONCE])
-            self._sharing.expect(raw for raw in raws if raw is not None)
-
-    def _decisions(self) -> list[tuple[int, e.Event]]:
-        """Returns the events about evictions and faults, and those that decide which count."""
-        bodies = ((row.seq, row.body) for row in self._rows.values())
-        return [(seq, event_codec.decode(body)) for seq, body in bodies if body.startswith(_DECISIVE)]
 
     # decisions ------------------------------------------------------------------------------------
 
@@ -218,7 +210,8 @@ class _ReportBuilder:
             case page_events.PagePinned(page=page, until=until, because=why):
                 self.pins.append(Pin(**where, call=before, page=page, until=until, because=why, what=source))
             case page_events.PageEvicted(because=because, tokens=tokens):
-                pages = {each.get("page"): each for each in _tables(data.get("pages"))}
+                listed = data.get("pages")  # it, or a part of it, may be erased
+                pages = {each.get("page"): each for each in listed if is_map(each)} if is_list(listed) else {}
                 gone = tuple(_evicted_page(page, pages.get(page, {}), because) for page in event.pages)
                 self._waiting.setdefault(scope, []).append(len(self.evictions))
                 self.evictions.append(Eviction(**where, call=before + 1, because=because, tokens=tokens, pages=gone))
@@ -288,11 +281,6 @@ class _ReportBuilder:
             left=len({gone.page for each in batches for gone in each.pages}), wanted=len(wanted),
             thrashed=tuple(page for page, times in Counter(wanted).items() if times > 1), calls=calls,
         )  # fmt: skip
-
-
-def _tables(found: Any) -> Iterator[Mapping[str, Any]]:
-    """Returns the tables of a list, without erased ones."""
-    yield from (each for each in found if is_map(each)) if is_list(found) else ()
 
 
 def _evicted_page(page: str, recorded: Mapping[str, Any], because: str) -> EvictedPage:

@@ -329,7 +329,11 @@ class State:
 
     def to_json(self) -> bytes:
         """Returns the document as JSON. Values without a JSON form are tagged as in the log."""
-        return msgspec.json.encode(State(self.fold, _Plain(self)).document())
+        return msgspec.json.encode(self.as_written().document())
+
+    def as_written(self) -> State:
+        """Returns the same state with values in their stored form."""
+        return State(self.fold, _Plain(self))
 
     # reading one item -------------------------------------------------------------------------
 
@@ -392,7 +396,7 @@ class State:
 
 
 class _Plain:
-    """Reads values for the JSON form, with their tags."""
+    """Reads values in their stored form, with their tags."""
 
     def __init__(self, state: State) -> None:
         self.event = state.event

@@ -32,6 +32,10 @@ class Cut(NamedTuple):
     files_seq: int
     """The event whose files are restored: later than `seq` where steps after that stay."""
 
+    def drops(self, seq: int) -> bool:
+        """Whether an event before the cut is none of the timeline after it."""
+        return seq > self.seq and seq not in self.keep
+
 
 def cut(
     log: Log, run: str, text: str, *, anew: Collection[e.StepId] = (), is_fork: bool = False, has_undone: bool = False,

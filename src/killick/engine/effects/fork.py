@@ -139,6 +139,5 @@ def copied(log: Log, parent: str, run: str, found: Cut) -> list[Delivery]:
     return [
         renewals.forwarded(log, message, run)
         for message in log.store.messages(parent)
-        if renewals.goes_along(message)
-        and (message.taken is None or (message.taken > found.seq and message.taken not in found.keep))
+        if renewals.goes_along(message) and (message.taken is None or found.drops(message.taken))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from killick.errors import BoundaryUnknown, TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
-from killick.store.records import OWN_AGENTS
+from killick.store.records import OWN_AGENTS, Message
 
 
 class Rewind(msgspec.Struct, frozen=True):
@@ -36,12 +37,12 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
     if found.seq <= run.base and run.base:
         problem = f"the events before @{run.base + 1} belong to {run.fold.facts.forked_from}, its fork parent"
         raise TimeRefused(run.run, f"{problem}; fork that at {found.label}")
-    returned = _returned(log, run.run, found)
+    messages = tuple(message.number for message in returned(log, run.run, found))
     event = e.RunRewound(
-        at=at, cut=found.seq, generation=run.ledger.facts.generation + 1, keep=found.keep, returned=returned, by=by,
+        at=at, cut=found.seq, generation=run.ledger.facts.generation + 1, keep=found.keep, returned=messages, by=by,
         files=run.ledger.files_from(found.files_seq) if run.ledger.facts.workspace is not None else None,
     )  # fmt: skip
-    rights = {"returns": returned, **permits.left(run, at)}
+    rights = {"returns": messages, **permits.left(run, at)}
     return Rewind(Entry(event, {"because": because} if because else None), rights, found.label)
 
 
@@ -51,16 +52,11 @@ def refuse_own(agent: str, run: str) -> None:
         raise TimeRefused(run, f"is an internal log of Killick ({agent}), not a run of an agent")
 
 
-def _returned(log: Log, run: str, found: Cut) -> tuple[int, ...]:
+def returned(log: Log, run: str, found: Cut) -> Iterator[Message]:
     """The messages that were taken after the cut. Answers and commands belong to dropped steps."""
-    return tuple(
-        message.number
-        for message in log.store.messages(run)
-        if message.taken is not None
-        and message.taken > found.seq
-        and message.taken not in found.keep
-        and renewals.goes_along(message)
-    )
+    for message in log.store.messages(run):
+        if message.taken is not None and found.drops(message.taken) and renewals.goes_along(message):
+            yield message
 
 
 async def record_rewind(ex: Execution, wanted: Rewinding) -> None:

@@ -70,15 +70,6 @@ class Within(TypedDict, total=False):
     limit: int | None
 
 
-class _Where(TypedDict):
-    run: str
-    agent: str
-    step: str | None
-    seq: int
-    at_us: int
-    rewound: bool
-
-
 # asking -------------------------------------------------------------------------------------------
 
 
@@ -127,7 +118,7 @@ class Finder(Group[C]):
             data = reader.data(place)
             if not isinstance(event, e.DecisionMade):
                 return
-            fields = {name: data.get(name) for name in ("question", "options", "choice", "because")}
+            fields: dict[str, Any] = {name: data.get(name) for name in ("question", "options", "choice", "because")}
             said = fields["because"] if isinstance(fields["because"], str) else ""
             choices = [leaf._replace(text=leaf.text and folded(leaf.text)) for leaf in leaves(plain(fields["choice"]))]
             fits = (
@@ -371,16 +362,11 @@ class _Reader:
         except KillickError:
             self._unread.append(place.run)
 
-    def place(self, place: TermPosition, step: str | None) -> _Where:
-        run = place.run
-        return {
-            "run": run,
-            "agent": self._agent(run),
-            "step": step,
-            "seq": place.seq,
-            "at_us": place.at_us,
-            "rewound": self._rewound_at(place) is not None,
-        }
+    def place(self, place: TermPosition, step: str | None) -> dict[str, Any]:
+        """Returns the fields that a result of any kind has."""
+        rewound = self._rewound_at(place) is not None
+        found = {"run": place.run, "agent": self._agent(place.run), "seq": place.seq, "at_us": place.at_us}
+        return {**found, "step": step, "rewound": rewound}
 
     def data(self, place: TermPosition) -> Mapping[str, Any]:
         """Returns an event's values, with `Erased` for erased ones."""

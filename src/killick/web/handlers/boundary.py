@@ -13,7 +13,6 @@ import msgspec
 from starlette.responses import Response
 
 from killick.history.diff import Diff, passed
-from killick.history.state_items import as_written
 from killick.log import boundaries
 from killick.log.boundaries import Numbered, RunMoment
 from killick.log.log import Log
@@ -179,7 +178,7 @@ def _seen(log: Log, run: str, now: Fold, at: Numbered) -> Boundary:
 
 def _knows(given: State) -> Iterator[StatePart]:
     """The parts of a state that are lists, each with its last items."""
-    state = as_written(given)
+    state = given.as_written()
     fold = state.fold
     done = (step for step in reversed(fold.steps) if step.status == "done" and step.output)
     outputs = [Output(step.id, step.name, state.output_of(step)) for step in islice(done, SHOWN_MAX)]
