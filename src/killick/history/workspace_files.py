@@ -10,8 +10,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import unified_diff
-from itertools import chain
 from typing import Final, Literal
 
 import msgspec
@@ -111,18 +111,18 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     changed: dict[How, int]
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Files:
     """The files of a run at a position. Close it, or use it in a `with` block."""
 
-    def __init__(self, *, run: str, at: str, seq: int, root: Id, folder: str, vault: Vault) -> None:
-        self.run = run
-        self.at = at
-        self.seq = seq
-        self.root = root
-        self.folder = folder
-        self.vault = vault
-        self.since: tuple[str, Id] | None = None
-        """The snapshot that a listing compares with: the one before the step, or the previous one."""
+    run: str
+    at: str
+    seq: int
+    root: Id
+    folder: str
+    vault: Vault
+    since: tuple[str, Id] | None = None
+    """The snapshot that a listing compares with: the one before the step, or the previous one."""
 
     def __enter__(self) -> Files:
         return self
@@ -157,7 +157,9 @@ class Files:
     def listing(self, path: str = "", *, limit: int = LISTED_MAX) -> Listing:
         """Lists the entries below a path, and their changes."""
         name, entry = self.find(path) if path else (b"", self.top)
-        changed = {each.path: each for each in self._changes() if each.path and tree.is_at(each.path, name)}
+        load, before = self.vault.load, self.root if self.since is None else self.since[1]
+        found = () if before == self.root else tree.changes(tree.root(before, load), self.top, load)
+        changed = {each.path: each for each in found if each.path and tree.is_at(each.path, name)}
         changes: dict[bytes, How] = {place: each.how for place, each in changed.items() if not each.is_time_only}
         entries: dict[bytes, FileEntry] = {}
         files = folders = size = left_out = 0
@@ -179,15 +181,11 @@ class Files:
             left_out=left_out, files=files, folders=folders, size_bytes=size, changed=dict(Counter(changes.values())),
         )  # fmt: skip
 
-    def _changes(self) -> Iterator[tree.Change]:
-        if self.since is not None and self.since[1] != self.root:
-            yield from tree.changes(tree.root(self.since[1], self.vault.load), self.top, self.vault.load)
-
     def pieces(self, path: str, entry: Entry, limit: int | None = None) -> Iterator[bytes]:
         """Yields a file's content in chunks, also for one larger than memory."""
         if entry.kind not in (tree.FILE, tree.LINK):
             raise WorkspaceRefused(path, f"is a {entry.sort} in the snapshot, which has no content")
-        return content(entry, self.vault.load, limit)
+        return tree.content(entry, self.vault.load, limit)
 
 
 def listed(path: bytes, entry: Entry, how: How | None = None) -> FileEntry:
@@ -196,21 +194,6 @@ def listed(path: bytes, entry: Entry, how: How | None = None) -> FileEntry:
         path=shown(path), kind=entry.sort, mode=entry.mode, size=0 if entry.is_folder else entry.size,
         mtime_ns=entry.mtime_ns, target=shown(entry.ref) if entry.kind == tree.LINK else None, how=how,
     )  # fmt: skip
-
-
-def content(entry: Entry, load: Load, limit: int | None = None) -> Iterator[bytes]:
-    """Yields the content of a file or a link; holes as zeros."""
-    if entry.kind == tree.LINK:
-        yield entry.ref[:limit]
-        return
-    end, at = entry.size if limit is None else min(limit, entry.size), 0
-    for offset, data in chain(tree.ranges(entry, load), [(entry.size, b"")]):
-        for start in range(at, min(offset, end), tree.BLOCK_BYTES):
-            yield bytes(min(tree.BLOCK_BYTES, min(offset, end) - start))
-        if offset >= end:
-            return
-        yield data[: end - offset]
-        at = offset + len(data)
 
 
 # from the record ------------------------------------------------------------------------------------
@@ -413,7 +396,7 @@ def _text(entry: Entry | None, load: Load) -> str | _NotDiffed:
     if entry is None or entry.kind != tree.FILE:
         return ""
     if entry.size > TEXT_BYTES_MAX:
-        begins = b"".join(content(entry, load, 8_192))
+        begins = b"".join(tree.content(entry, load, 8_192))
         return _NotDiffed("binary" if b"\0" in begins else "too long to compare")
     data = load(entry.ref) if entry.size else b""
     try:

@@ -71,7 +71,8 @@ def apply(plan: Plan, folder: Path, load: Load, *, resuming: bool = False, captu
         place = os.fsencode(os.path.realpath(folder))
         with restorer.opened(None, place) as top:
             run_steps(restorer.fill(top, plan.root, b""))
-            restorer.flush(top)
+            if not restorer.inline and _syncfs is not None:
+                _syncfs(top)
     return Restored(restorer.written, restorer.removed, (*plan.left, *restorer.left), restorer.again)
 
 
@@ -96,7 +97,7 @@ class _Restorer:
 
     def __init__(self, load: Load, *, inline: bool, captured_us: int | None) -> None:
         self._load = load
-        self._inline = inline
+        self.inline = inline
         self._captured_us = captured_us
         self._temporary = PREFIX + RandomIds().new("w").encode()
         self.written = 0
@@ -123,13 +124,8 @@ class _Restorer:
                 os.fchmod(fd, mode)
         if task.target is not None and task.target.is_folder and not task.passes:
             _set_time(fd, task.target.mtime_ns)
-        if self._inline and task.target is not None:
+        if self.inline and task.target is not None:
             os.fsync(fd)
-
-    def flush(self, fd: int) -> None:
-        """Syncs everything written."""
-        if not self._inline and _syncfs is not None:
-            _syncfs(fd)
 
     @contextmanager
     def opened(self, parent: int | None, name: bytes) -> Generator[int]:
@@ -257,7 +253,7 @@ class _Restorer:
             _set_owner(made, like)
             os.fchmod(made, entry.mode)
             os.utime(made, ns=times)
-            if self._inline and entry.kind == FILE:
+            if self.inline and entry.kind == FILE:
                 os.fsync(made)
 
     def _write(self, made: int, entry: Entry) -> None:
@@ -281,7 +277,7 @@ class _Restorer:
         if entry.kind != LINK and stat.S_IMODE(found.st_mode) != entry.mode:
             _set_mode(fd, task.name, entry.mode, only=entry.kind)
         os.utime(task.name, ns=(found.st_atime_ns, entry.mtime_ns), dir_fd=fd, follow_symlinks=False)
-        if self._inline and entry.kind == FILE:
+        if self.inline and entry.kind == FILE:
             with suppress(OSError), closing(os.open(task.name, _READ | os.O_NONBLOCK, dir_fd=fd)) as file:
                 os.fsync(file)
         self.written += 1

@@ -10,6 +10,7 @@ import stat
 from binascii import crc32
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b, sha256
+from itertools import chain
 from typing import Any, Final, Literal
 
 import msgspec
@@ -187,6 +188,21 @@ def ranges(entry: Entry, load: Load) -> Iterator[tuple[int, bytes]]:
             yield block.offset, load(block.ref)
     elif entry.size:
         yield 0, load(entry.ref)
+
+
+def content(entry: Entry, load: Load, limit: int | None = None) -> Iterator[bytes]:
+    """Yields the content of a file or a link; holes as zeros."""
+    if entry.kind == LINK:
+        yield entry.ref[:limit]
+        return
+    end, at = entry.size if limit is None else min(limit, entry.size), 0
+    for offset, data in chain(ranges(entry, load), [(entry.size, b"")]):
+        for start in range(at, min(offset, end), BLOCK_BYTES):
+            yield bytes(min(BLOCK_BYTES, min(offset, end) - start))
+        if offset >= end:
+            return
+        yield data[: end - offset]
+        at = offset + len(data)
 
 
 def walk(entry: Entry, load: Load, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:

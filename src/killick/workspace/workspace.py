@@ -174,7 +174,10 @@ class Workspace:
         return capture
 
     def _take(self, capture: Capture, owner: str, check: bool) -> None:
-        quiet = _resolver(capture.quiet)
+        def quiet() -> None:
+            if not capture.quiet.done():
+                capture.quiet.set_result(None)
+
         try:
             with self._locked():
                 found = self._captured(owner, quiet=quiet, check=check)
@@ -226,12 +229,16 @@ class Workspace:
             raise WorkspaceRefused(str(self.path), "there is no such folder; create it, or restore it from a snapshot")
         scanner, at_us = self._opened(), self._clock.now_us()
         thorough = thorough or (check and (at_us - scanner.full_scan_us) * CHECK_SHARE >= scanner.full_scan_took_us)
-        with self.vault.writing() as writing, _invalidating(scanner):
-            top = scanner.scan(writing, thorough=thorough, force=force, quiet=quiet)
-            root = tree.store_root(top, writing.add)
-            if self._published.get(owner) != root or writing.sweeps != self._sweeps:
-                writing.publish(root, owner, at_us)
-                self._published[owner], self._sweeps = root, writing.sweeps
+        with self.vault.writing() as writing:
+            try:
+                top = scanner.scan(writing, thorough=thorough, force=force, quiet=quiet)
+                root = tree.store_root(top, writing.add)
+                if self._published.get(owner) != root or writing.sweeps != self._sweeps:
+                    writing.publish(root, owner, at_us)
+                    self._published[owner], self._sweeps = root, writing.sweeps
+            except BaseException:
+                scanner.invalidate()  # without a published snapshot, its objects do not count as stored
+                raise
         alive = tuple(processes.alive(self.path, holder=os.environ.get(HOLDER_ENV, ""))) if check else ()
         self._save(at_us, always=not self._saved_us)
         if scanner.changed:
@@ -336,7 +343,7 @@ class Workspace:
         entry = tree.find(tree.root(root, self.vault.load), os.fsencode(path), self.vault.load)
         if entry is None or entry.kind != tree.FILE:
             raise WorkspaceRefused(os.fsdecode(path), f"is not a file of snapshot {root.hex()[:12]}")
-        return content(entry, self.vault.load)
+        return b"".join(tree.content(entry, self.vault.load))
 
     def diff(self, before: Id, after: Id) -> list[Change]:
         """Returns the differences between two snapshots."""
@@ -362,24 +369,6 @@ class Workspace:
             if self._vault is not None and self._vault is not self._configured_vault:
                 self._vault.close()
                 self._vault = None
-
-
-@contextlib.contextmanager
-def _invalidating(scanner: Scanner) -> Generator[None]:
-    """If the snapshot is not published, its objects do not count as stored."""
-    try:
-        yield
-    except BaseException:
-        scanner.invalidate()
-        raise
-
-
-def content(entry: Entry, load: tree.Load) -> bytes:
-    """Returns a snapshot file's content."""
-    data = bytearray(entry.size)
-    for offset, part in tree.ranges(entry, load):
-        data[offset : offset + len(part)] = part
-    return bytes(data)
 
 
 class _Ignored:
@@ -410,15 +399,7 @@ class _Ignored:
 
         def read(name: bytes) -> bytes | None:
             with contextlib.suppress(SnapshotBroken):
-                return content(found[name], self._load) if name in found else None
+                return b"".join(tree.content(found[name], self._load)) if name in found else None
             return None
 
         return self._rules.scope(above, path, read)
-
-
-def _resolver(future: Future[None]) -> Callable[[], None]:
-    def done() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    return done

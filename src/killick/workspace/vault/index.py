@@ -29,17 +29,8 @@ _READ_AT_ONCE: Final = 10
 _paths: Final = msgspec.msgpack.Decoder(list[bytes])
 
 
-class ObjectLocation(NamedTuple):
-    """An object's location: pack, offset, stored size and unpacked size."""
-
-    pack: int
-    offset: int
-    stored: int
-    size: int
-
-
 class ObjectRow(NamedTuple):
-    """An object and its location, as a row."""
+    """An object and its location: pack, offset, stored size and unpacked size."""
 
     id: Id
     pack: int
@@ -84,10 +75,9 @@ class Index:
 
     # objects ----------------------------------------------------------------------------------
 
-    def locate(self, ref: Id) -> ObjectLocation | None:
-        with self._file.reading() as db:
-            found = db.execute(Q.locate, (ref,)).fetchone()
-        return None if found is None else ObjectLocation(*found)
+    def locate(self, ref: Id) -> ObjectRow | None:
+        found = self._rows(Q.locate, ref)
+        return ObjectRow(ref, *found[0]) if found else None
 
     def has(self, refs: Iterable[Id]) -> set[Id]:
         ids = set(refs)
@@ -102,8 +92,7 @@ class Index:
 
     def ids(self) -> set[Id]:
         """Returns all ids; check the count first."""
-        with self._file.reading() as db:
-            return {ref for (ref,) in db.execute(Q.ids)}
+        return {ref for (ref,) in self._rows(Q.ids)}
 
     def objects(self) -> Iterator[ObjectRow]:
         """Yields every object from one database snapshot."""
@@ -115,22 +104,18 @@ class Index:
 
     def packs(self) -> dict[int, int]:
         """Returns every pack, and its published length."""
-        with self._file.reading() as db:
-            return dict(db.execute(Q.packs).fetchall())
+        return dict(self._rows(Q.packs))
 
     def open_packs(self, *, below_bytes: int, limit: int) -> list[int]:
-        with self._file.reading() as db:
-            return [number for (number,) in db.execute(Q.open_packs, (below_bytes, limit))]
+        return [number for (number,) in self._rows(Q.open_packs, below_bytes, limit)]
 
     def pack_end(self, pack: int) -> int | None:
-        with self._file.reading() as db:
-            found = db.execute(Q.pack_end, (pack,)).fetchone()
-        return None if found is None else int(found[0])
+        found = self._rows(Q.pack_end, pack)
+        return int(found[0][0]) if found else None
 
     def loose_packs(self) -> list[int]:
         """Returns packs whose objects are to be compressed."""
-        with self._file.reading() as db:
-            return [number for (number,) in db.execute(Q.loose_packs)]
+        return [number for (number,) in self._rows(Q.loose_packs)]
 
     def members(self, pack: int) -> list[ObjectRow]:
         """Returns a loose pack's objects in file order."""
@@ -180,22 +165,18 @@ class Index:
             db.execute(Q.put_root, (reference.owner, reference.root, reference.at_us))
 
     def references(self, owner: str | None = None) -> list[Reference]:
-        with self._file.reading() as db:
-            rows = db.execute(Q.roots) if owner is None else db.execute(Q.roots_of, (owner,))
-            return [Reference(*row) for row in rows]
+        rows = self._rows(Q.roots) if owner is None else self._rows(Q.roots_of, owner)
+        return [Reference(*row) for row in rows]
 
     def is_referenced(self, root: Id) -> bool:
-        with self._file.reading() as db:
-            return db.execute(Q.has_root, (root,)).fetchone() is not None
+        return bool(self._rows(Q.has_root, root))
 
     def forget(self, owner: str) -> int:
         with self._file.writing() as db:
             return db.execute(Q.drop_roots, (owner,)).rowcount
 
     def forget_owners(self, prefix: str, keep: Callable[[str], bool]) -> int:
-        with self._file.reading() as db:
-            owners = [owner for (owner,) in db.execute(Q.owners, (prefix,))]
-        dropped = [owner for owner in owners if not keep(owner)]
+        dropped = [owner for (owner,) in self._rows(Q.owners, prefix) if not keep(owner)]
         if not dropped:
             return 0
         with self._file.writing() as db:
@@ -204,13 +185,11 @@ class Index:
     # restoring --------------------------------------------------------------------------------
 
     def restoring(self, workspace: str) -> RestoreRecord | None:
-        with self._file.reading() as db:
-            found = db.execute(Q.restore, (workspace,)).fetchone()
-        return None if found is None else _restoring(found)
+        found = self._rows(Q.restore, workspace)
+        return _restoring(*found[0]) if found else None
 
     def unfinished(self) -> list[RestoreRecord]:
-        with self._file.reading() as db:
-            return [_restoring(found) for found in db.execute(Q.restores)]
+        return [_restoring(*row) for row in self._rows(Q.restores)]
 
     def begin_restoring(self, restoring: RestoreRecord) -> None:
         paths = None if restoring.paths is None else msgspec.msgpack.encode(restoring.paths)
@@ -238,7 +217,7 @@ class Index:
             db.execute(Q.raise_counter, ("sweeps" if refs else "commits",))
 
     def move(
-        self, moves: Sequence[tuple[ObjectRow, ObjectLocation]], ends: Mapping[int, int], dropped: Collection[int]
+        self, moves: Sequence[tuple[ObjectRow, ObjectRow]], ends: Mapping[int, int], dropped: Collection[int]
     ) -> None:
         """Moves objects to new locations, and deletes their former packs."""
         counts = dict.fromkeys(ends, 0)
@@ -252,15 +231,16 @@ class Index:
 
     def damage(self) -> str | None:
         """Returns SQLite's report of damage to the file itself."""
-        with self._file.reading() as db:
-            found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+        found = str(self._rows("PRAGMA quick_check(1)")[0][0])
         return None if found == "ok" else found
 
-    def _number(self, query: str, *columns: object) -> int:
+    def _rows(self, query: str, *columns: object) -> list[Any]:
         with self._file.reading() as db:
-            return int(db.execute(query, columns).fetchone()[0])
+            return db.execute(query, columns).fetchall()
+
+    def _number(self, query: str, *columns: object) -> int:
+        return int(self._rows(query, *columns)[0][0])
 
 
-def _restoring(row: tuple[str, Id, Id | None, bytes | None, int]) -> RestoreRecord:
-    workspace, target, before, paths, at_us = row
+def _restoring(workspace: str, target: Id, before: Id | None, paths: bytes | None, at_us: int) -> RestoreRecord:
     return RestoreRecord(workspace, target, before, None if paths is None else tuple(_paths.decode(paths)), at_us)

@@ -13,7 +13,7 @@ from typing import Final
 
 from killick.permissions import open_private
 from killick.workspace.file_reader import closing
-from killick.workspace.vault.index import Index, ObjectLocation
+from killick.workspace.vault.index import Index, ObjectRow
 from killick.workspace.vault.locks import explained, is_same_file, try_lock, unlock
 
 PACK_BYTES_MAX: Final = 256 << 20
@@ -75,7 +75,7 @@ class Packs:
             except FileNotFoundError:
                 return 0
 
-    def read(self, place: ObjectLocation) -> bytes | str:
+    def read(self, place: ObjectRow) -> bytes | str:
         """Reads the bytes at a location, or raises the reason."""
         try:
             descriptor = os.open(self.path(place.pack), os.O_RDONLY | os.O_CLOEXEC)
@@ -113,11 +113,10 @@ class Packs:
         """Returns a pack for appending: a free one with room, else a new one."""
         with explained(self.place):
             for number in self._candidates(index):
-                pack = self._taken(number, index)
-                if pack is not None:
-                    self._last = number
-                    return pack
-            pack = self._made(index)
+                if (pack := self._taken(number, index)) is not None:
+                    break
+            else:
+                pack = self._made(index)
             self._last = pack.number
             return pack
 

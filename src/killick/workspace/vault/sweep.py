@@ -25,7 +25,7 @@ from killick.errors import SnapshotBroken
 from killick.workspace import tree
 from killick.workspace.tree import Id, Load
 from killick.workspace.vault.compression import compressed
-from killick.workspace.vault.index import Index, ObjectLocation, ObjectRow
+from killick.workspace.vault.index import Index, ObjectRow
 from killick.workspace.vault.locks import explained, unlock
 from killick.workspace.vault.pack_writer import PackWriter
 from killick.workspace.vault.packs import Packs
@@ -165,14 +165,14 @@ def move_out(
     """
     appending = PackWriter(packs, index)
     try:
-        moves = list[tuple[ObjectRow, ObjectLocation]]()
+        moves = list[tuple[ObjectRow, ObjectRow]]()
         for each in sorted(held, key=lambda each: each.offset):
-            stored = packs.read(ObjectLocation(*each[1:]))
+            stored = packs.read(each)
             if isinstance(stored, str):
                 return False
             stored = pack_up(stored)
             pack, offset = appending.append(stored)
-            moves.append((each, ObjectLocation(pack, offset, len(stored), each.size)))
+            moves.append((each, each._replace(pack=pack, offset=offset, stored=len(stored))))
         with appending.publishing() as ends:
             index.move(moves, ends, [number])
         delete(packs, [number])

@@ -27,7 +27,7 @@ from killick.workspace.tree import Id, id_of
 from killick.workspace.vault import sweep as sweeping
 from killick.workspace.vault import verify as verifying
 from killick.workspace.vault.compression import decompressed
-from killick.workspace.vault.index import Index, ObjectLocation, Reference, RestoreRecord
+from killick.workspace.vault.index import Index, ObjectRow, Reference, RestoreRecord
 from killick.workspace.vault.locks import explained, locked, locked_alone
 from killick.workspace.vault.packs import Packs, sync_folder
 from killick.workspace.vault.snapshot_writer import SnapshotWriter
@@ -222,7 +222,7 @@ class Vault:
         place, before = index.locate(ref), None
         reason = ""
         while place is not None and place != before:
-            found = self._unpacked(ref, place)
+            found = self._unpacked(place)
             if isinstance(found, bytes):
                 return found
             reason = found
@@ -231,7 +231,7 @@ class Vault:
             raise SnapshotBroken(ref.hex(), f"is missing from the vault {self._place}")
         raise SnapshotBroken(ref.hex(), f"is damaged in the vault {self._place}: {reason}")
 
-    def _unpacked(self, ref: Id, place: ObjectLocation) -> bytes | str:
+    def _unpacked(self, place: ObjectRow) -> bytes | str:
         stored = self._packs.read(place)
         if isinstance(stored, str):
             return stored
@@ -241,7 +241,7 @@ class Vault:
         data = opened if len(opened) == place.size else decompressed(opened, place.size)
         if data is None:
             return f"what pack {place.pack} has at byte {place.offset} cannot be unpacked"
-        if id_of(data, self.cipher) != ref:
+        if id_of(data, self.cipher) != place.id:
             return f"what pack {place.pack} has at byte {place.offset} is something else"
         return data
 
