@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import msgspec
@@ -22,7 +21,6 @@ from killick.engine.control import inbox
 from killick.engine.control.interventions import entries_of
 from killick.engine.engine import Engine
 from killick.engine.failures import describe, excluded_by, rate_limit_seconds
-from killick.engine.steps.attempt import waited_for
 from killick.engine.views import RunInfo
 from killick.errors import (
     DeclarationRefused,
@@ -235,7 +233,10 @@ def on(
     def declare(fn: F) -> F:
         called = name or str(getattr(fn, "__name__", "hook"))
         to = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', called)}"
-        _check_takes_one(called, fn)
+        try:
+            inspect.signature(fn).bind(None)
+        except TypeError:
+            raise DeclarationRefused(called, "a hook takes one argument, the HookEvent") from None
         declare_hook(called, fn, kinds, to=to, same=to, agent=agent, waits_for=waits_for, retry=retry, timeout=timeout)
         return fn
 
@@ -290,13 +291,6 @@ def _check(hook: Hook) -> None:
         raise DeclarationRefused(hook.name, f"is a hook already, {before.to}; give one of them another name=")
 
 
-def _check_takes_one(name: str, fn: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(fn).bind(None)
-    except TypeError:
-        raise DeclarationRefused(name, "a hook takes one argument, the HookEvent") from None
-
-
 # their logs ---------------------------------------------------------------------------------------
 
 
@@ -338,17 +332,11 @@ def trim(engine: Engine) -> int:
     store = engine.store
     # Read before the hooks: a hook created meanwhile starts no earlier than this.
     passed = store.outbox_end()
-    for run in _active_logs(engine):
-        cursor = engine.log.state(run).fold.facts.hook
-        passed = min(passed, 0 if cursor is None else cursor.cursor)
+    for row in store.runs(RunQuery(tag=TAG), limit=10_000):
+        if row.agent.startswith(_AGENT) and row.status not in ENDED:  # declared here or elsewhere
+            cursor = engine.log.state(row.run).fold.facts.hook
+            passed = min(passed, 0 if cursor is None else cursor.cursor)
     return store.trim_outbox(passed)
-
-
-def _active_logs(engine: Engine) -> Iterator[str]:
-    """The logs of active hooks, declared here or elsewhere."""
-    for row in engine.store.runs(RunQuery(tag=TAG), limit=10_000):
-        if row.agent.startswith(_AGENT) and row.status not in ENDED:
-            yield row.run
 
 
 # attending ----------------------------------------------------------------------------------------
@@ -409,9 +397,9 @@ class _Following:
         """Executes commands that arrived for the hook. Returns False if it was paused or ended."""
         for message in await asyncio.to_thread(self.store.inbox, self.log.run, name=inbox.COMMAND):
             body = inbox.body_of(self.engine.log, message)
-            taken = e.MessageTaken(at=self.now, message=message.number, name=message.name, id=message.id, by=message.by)
             entries = entries_of(self.log.fold, body, by=message.by, at=self.now)
-            await self.log.append_soon(Entry(taken), *entries, takes=(message.number,))
+            taken = Entry(inbox.message_taken(message, self.now))
+            await self.log.append_soon(taken, *entries, takes=(message.number,))
         facts = self.log.fold.facts
         return not (facts.paused or facts.ended)
 
@@ -468,10 +456,7 @@ class _Following:
                 async with asyncio.timeout(timeout):
                     await fn(event)
                 return
-            work = self.engine.threads.start(lambda: fn(event), contextvars.copy_context())
-            applied = await waited_for(work, timeout)
-            if applied.error is not None:
-                raise applied.error
+            await self.engine.threads.call(lambda: fn(event), timeout=timeout)
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -483,18 +468,13 @@ class _Following:
 
     async def _failed(self, row: OutboxItem, attempt: int, error: Exception) -> bool:
         """Records the failed delivery and the time of its retry, if there is one."""
-        position, run, seq, now = row.position, row.run, row.seq, self.now
-        values = {"failure": describe(error)}
-        retry = self.hook.retry
+        now, values, retry = self.now, {"failure": describe(error)}, self.hook.retry
+        of: dict[str, Any] = {"at": now, "position": row.position, "run": row.run, "seq": row.seq, "attempt": attempt}
         if attempt >= retry.attempts or excluded_by(error, retry) or isinstance(error, WebhookGone):
-            dropped = system_events.HookDropped(at=now, position=position, run=run, seq=seq, attempt=attempt)
-            await self.log.append_soon(Entry(dropped, values))
+            await self.log.append_soon(Entry(system_events.HookDropped(**of), values))
             return True
         asked = error.retry_after if isinstance(error, WebhookFailed) else rate_limit_seconds(error, now_us=now)
         delay = max(retry.delay_seconds(attempt, self.engine.ids.fraction()), asked or 0.0)
         retry_at = now + round(delay * 1_000_000)
-        failed = system_events.HookFailed(
-            at=now, position=position, run=run, seq=seq, attempt=attempt, retry_at=retry_at
-        )
-        await self.log.append_soon(Entry(failed, values))
+        await self.log.append_soon(Entry(system_events.HookFailed(**of, retry_at=retry_at), values))
         return False

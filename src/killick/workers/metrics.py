@@ -16,7 +16,7 @@ from killick.engine.engine import Engine
 from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
 from killick.errors import AccessRefused, KillickError
 from killick.model import events as e
-from killick.store.records import ASKS, OWN_AGENTS, RunQuery
+from killick.store.records import ASKS, ENDED, OWN_AGENTS, RunQuery
 from killick.version import VERSION
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -81,9 +81,6 @@ class Histogram:
             yield _line(f"{self.name}_count", labels, seen)
 
 
-_ENDED: Final = ("completed", "failed", "cancelled")
-
-
 class Metrics(Observer):
     """The metrics of runs in this process, since counting started."""
 
@@ -108,7 +105,7 @@ class Metrics(Observer):
         run_span.kept[self] = True
         with self._mutex:
             self.live.add(_labels(agent=run_span.agent))
-            for status in _ENDED:  # a series that begins at its first failure would hide that from `increase()`
+            for status in ENDED:  # a series that begins at its first failure would hide that from `increase()`
                 self.ended_runs.add(_labels(agent=run_span.agent, status=status), 0)
             if run_span.replayed:
                 self.replayed.add(_labels(agent=run_span.agent), run_span.replayed)
@@ -120,7 +117,7 @@ class Metrics(Observer):
             self.live.add(agent, -1 if run_span.kept.pop(self, False) else 0)  # it may have begun before we counted
             self.spans.add(labels)
             self.span_seconds.add(agent, _seconds(run_span.began_us, run_span.ended_us))
-            if run_span.status in _ENDED:
+            if run_span.status in ENDED:
                 self.ended_runs.add(labels)
 
     def attempted(self, attempt: Attempt) -> None:

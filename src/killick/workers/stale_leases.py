@@ -8,6 +8,7 @@ its holder, if it is frozen, counts on all of it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import product
 from typing import Final
 
 from killick.clock import Clock
@@ -42,12 +43,8 @@ class StaleLeases:
         usual_us = now_us + round(STALE_SECONDS * 1_000_000)
         ahead = [(each.holder, each.until_us) for each in self._store.holders() if (each.until_us or 0) > usual_us]
         self._seen = {lease: self._seen.get(lease, now) for lease in ahead}
-        for (holder, _), since in self._seen.items():
-            if now - since > STALE_SECONDS:
-                for agent in (None, *own_agents):
-                    self._release_all(RunQuery(holders=(holder,), agent=agent), holder)
-
-    def _release_all(self, query: RunQuery, holder: str) -> None:
-        for row in self._store.runs(query, limit=READ_LIMIT):
-            if (head := self._store.head(row.run)) is not None and head.holder == holder:
-                self._store.release(row.run, epoch=head.epoch, holder=holder, left=True)
+        stale = [holder for (holder, _), since in self._seen.items() if now - since > STALE_SECONDS]
+        for holder, agent in product(stale, (None, *own_agents)):
+            for row in self._store.runs(RunQuery(holders=(holder,), agent=agent), limit=READ_LIMIT):
+                if (head := self._store.head(row.run)) is not None and head.holder == holder:
+                    self._store.release(row.run, epoch=head.epoch, holder=holder, left=True)

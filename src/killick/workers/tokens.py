@@ -111,15 +111,8 @@ def checked(tokens: Mapping[str, Token], text: str, now_us: int) -> Token | None
 def _apply(found: dict[str, Token], event: e.Event) -> None:
     match event:
         case system_events.TokenIssued():
-            found[event.id] = Token(
-                id=event.id,
-                name=event.name,
-                scope=event.scope,
-                hash=event.hash,
-                issued_at_us=event.at,
-                expires_at_us=event.expires_at,
-                by=event.by,
-            )
+            same = {name: getattr(event, name) for name in ("id", "name", "scope", "hash", "by")}
+            found[event.id] = Token(**same, issued_at_us=event.at, expires_at_us=event.expires_at)
         case system_events.TokenRevoked():
             token = found.get(event.id)
             if token is not None and token.revoked_at_us is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import copy_context
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -26,7 +25,6 @@ from killick.engine.control.interventions import entries_of
 from killick.engine.engine import Engine
 from killick.engine.failures import describe
 from killick.engine.outcome import ended
-from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.children import first_entries
 from killick.engine.steps.workspace_folders import refuse_shared
 from killick.engine.waits import waits
@@ -90,19 +88,15 @@ def _ensure(engine: Engine, trigger: Trigger) -> None:
     for _ in range(_TRIES):
         with contextlib.suppress(*_AGAIN):
             if engine.store.head(trigger.log) is None:
-                _begin(engine, trigger)
+                at, build = engine.clock.now_us(), engine.build(trigger.agent)
+                started = e.RunStarted(at=at, run=trigger.log, agent=trigger.own_agent, build=build, tags=trigger.tags)
+                engine.log.begin(trigger.log).append(Entry(started), _set(engine, trigger, after_us=0))
                 return
             log = engine.log.open(trigger.log)
             if entries := _changes(engine, trigger, log.fold.facts):
                 log.append(*entries)
             return
     raise RunBusy(trigger.log, holder="others that declare it")
-
-
-def _begin(engine: Engine, trigger: Trigger) -> None:
-    at, build = engine.clock.now_us(), engine.build(trigger.agent)
-    started = e.RunStarted(at=at, run=trigger.log, agent=trigger.own_agent, build=build, tags=trigger.tags)
-    engine.log.begin(trigger.log).append(Entry(started), _set(engine, trigger, after_us=0))
 
 
 def _changes(engine: Engine, trigger: Trigger, facts: facts.Facts) -> list[Entry]:
@@ -196,10 +190,7 @@ class _LeasedTrigger:
 
     async def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Calls user code, plain or async, without blocking the loop."""
-        applied = await waited_for(self.engine.threads.start(partial(fn, *args), copy_context()), None)
-        if applied.error is not None:
-            raise applied.error
-        return applied.value
+        return await self.engine.threads.call(partial(fn, *args))
 
     # messages ---------------------------------------------------------------------------------
 
@@ -368,10 +359,8 @@ class _LeasedTrigger:
         if message is None:
             await self.log.append_soon(*entries, also=also)
             return
-        taken = e.MessageTaken(
-            at=self._now_us(), message=message.number, name=message.name, id=message.id, by=message.by
-        )
-        await self.log.append_soon(Entry(taken), *entries, takes=(message.number,), also=also)
+        taken = Entry(inbox.message_taken(message, self._now_us()))
+        await self.log.append_soon(taken, *entries, takes=(message.number,), also=also)
 
     def _busy(self) -> str | None:
         """The run of the previous firing, if it has not ended; follows renewals."""

@@ -56,8 +56,16 @@ def webhook(
     service = Service(name or "webhook", url, seconds(timeout), insecure=insecure)
     called = name or service.host
     secrets = checked_secrets(called, secret)
+
+    def send(event: HookEvent) -> None:
+        body = msgspec.json.encode(document(event))
+        id_, sent = quote(event.key, safe=":"), str(event.sent_at // 1_000_000)
+        signatures = (_signature(signing_key(each), id_, sent, body) for each in secrets)
+        headers = {"webhook-id": id_, "webhook-timestamp": sent, "webhook-signature": " ".join(signatures)}
+        service.post(body, headers, now_us=event.sent_at)
+
     return declare_hook(
-        called, _Sending(service, secrets), kinds, to=service.origin, same=sha256(url.encode()).digest(),
+        called, send, kinds, to=service.origin, same=sha256(url.encode()).digest(),
         lacks=lambda: lacking(*secrets), agent=agent, waits_for=waits_for, retry=retry,
         timeout=seconds(timeout) + SPARE_SECONDS if seconds(timeout) else 0,
     )  # fmt: skip
@@ -104,24 +112,6 @@ def document(sent: HookEvent) -> dict[str, Any]:
         "data": None if erased else data, "left_out": left_out,
         "because": msgspec.Raw(because) if len(because) <= room else None, **({"links": found} if found else {}),
     }  # fmt: skip
-
-
-class _Sending:
-    """The hook of a webhook: one POST for each event."""
-
-    def __init__(self, service: Service, secrets: tuple[str, ...]) -> None:
-        self._service = service
-        self._secrets = secrets
-
-    def __call__(self, event: HookEvent) -> None:
-        body = msgspec.json.encode(document(event))
-        id_, sent = quote(event.key, safe=":"), str(event.sent_at // 1_000_000)
-        headers = {
-            "webhook-id": id_,
-            "webhook-timestamp": sent,
-            "webhook-signature": " ".join(_signature(signing_key(each), id_, sent, body) for each in self._secrets),
-        }
-        self._service.post(body, headers, now_us=event.sent_at)
 
 
 # receiving ----------------------------------------------------------------------------------------

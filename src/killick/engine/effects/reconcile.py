@@ -19,7 +19,7 @@ from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_bug, is_transient
 from killick.engine.replay import short
 from killick.engine.steps import permits
-from killick.engine.steps.attempt import Work, waited_for
+from killick.engine.steps.attempt import Work
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
 from killick.engine.steps.step_state import StepState
 from killick.engine.waits.open_wait import Closed, Then, Waiter
@@ -67,9 +67,9 @@ async def settle(a: StepState, work: Work | None) -> RecordedOutcome | None:
     if work is not None and a.step not in a.ex.log.fold.facts.waits:
         late = await a.waited_on(work)
         if late.error is None:
-            return happened_late(a, late.value)
+            return settled(a, Happened(late.value), by="late result")
         if a.says_nothing_happened(late.error):
-            return _settled(a, DidNotHappen(), by="late result")
+            return settled(a, DidNotHappen(), by="late result")
         if late.work is not None:
             return await _ask(a)
     policy = a.intent.policy
@@ -77,13 +77,8 @@ async def settle(a: StepState, work: Work | None) -> RecordedOutcome | None:
         found = await reconciled(a, policy.reconcile, effect_of(a))
         allowed = a.allowed if policy.retry is not None else RECONCILED_MAX
         if isinstance(found, Happened) or (isinstance(found, DidNotHappen) and a.counted < allowed):
-            return _settled(a, found, by="reconcile")
+            return settled(a, found, by="reconcile")
     return await _ask(a)
-
-
-def happened_late(a: StepState, value: Any) -> RecordedOutcome | None:
-    """A thread that was given up came back with a result: that settles it."""
-    return _settled(a, Happened(value), by="late result")
 
 
 def late_entries(a: StepState, past: Step, value: Any, error: BaseException | None) -> tuple[list[Entry], AppendExtras]:
@@ -162,7 +157,8 @@ def _rights(a: StepState, released: tuple[UniqueRight, ...]) -> AppendExtras:
     return permits.returned(a.ex.log, released, a.ex.now_us())
 
 
-def _settled(a: StepState, found: Happened | DidNotHappen, *, by: str) -> RecordedOutcome | None:
+def settled(a: StepState, found: Happened | DidNotHappen, *, by: str) -> RecordedOutcome | None:
+    """Settle an attempt in doubt by its own reconciler, or by a thread that was given up and came back."""
     a.is_open = False
     a.granted = isinstance(found, DidNotHappen)
     released = _released(a, found)
@@ -271,10 +267,7 @@ async def _called_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, st
     context = copy_context()
     context.run(HERE.set, place)
     live = ex.engine.live.begin(ex.run_id, step, getattr(fn, "__name__", "reconcile"))
-    applied = await waited_for(ex.engine.threads.start(lambda: fn(effect), context, live), None)
-    if applied.error is not None:
-        raise applied.error
-    return applied.value
+    return await ex.engine.threads.call(lambda: fn(effect), live, context=context)
 
 
 async def stays_confirmed(ex: Execution, branch: Branch, past: Step, intent: Intent, value: Any) -> bool:

@@ -11,7 +11,7 @@ import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import Context
+from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -277,6 +277,16 @@ class Threads:
             raise
         self._queue.put(work)
         return work
+
+    async def call(
+        self, call: Callable[[], Any], live: LiveCall | None = None, *, context: Context | None = None,
+        timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """The outcome of a blocking call, which is no attempt of a step."""
+        applied = await waited_for(self.start(call, context or copy_context(), live), timeout)
+        if applied.error is not None:
+            raise applied.error
+        return applied.value
 
     def close(self) -> None:
         """Let the idle threads go."""

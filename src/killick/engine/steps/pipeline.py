@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
-from contextvars import copy_context
 from typing import Any, Final, TypeVar, cast
 
 from killick.engine import parallel
@@ -21,7 +20,6 @@ from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.replay import OVER
 from killick.engine.signals import Signal, Stopped
-from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent, restored
 from killick.engine.steps.model_reply import join_chunks, rebuild, reply_kind, usage_of, wire
 from killick.engine.steps.step_execution import CANCELLED, StepExecution
@@ -209,7 +207,8 @@ class _Reading:
                     yield chunk
             else:
                 blocking = iter(source)
-                while (chunk := await self._next(blocking)) is not END:
+                threads = self.attempting.ex.engine.threads
+                while (chunk := await threads.call(lambda: next(blocking, END))) is not END:
                     self.chunks.append(chunk)
                     yield chunk
         except (KillickError, GeneratorExit):
@@ -219,13 +218,6 @@ class _Reading:
             # It is not retried: the agent has seen its first chunks.
             self.attempting.note_failed(failure, "unknown", None)
             raise StepFailed(self.attempting.step, self.attempting.intent.name, failure) from error
-
-    async def _next(self, blocking: Any) -> Any:
-        ex = self.attempting.ex
-        applied = await waited_for(ex.engine.threads.start(lambda: next(blocking, END), copy_context()), None)
-        if applied.error is not None:
-            raise applied.error
-        return applied.value
 
     def record(self) -> int:
         """The whole reply, as one chunk where chunks can be joined."""

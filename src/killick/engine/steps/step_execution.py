@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from killick.definitions.current import HERE
 from killick.definitions.markers import KEY, STEP, WORKSPACE, InnerSteps, Key, ToolStep, is_marker
+from killick.definitions.policy import Happened
 from killick.engine import observers
 from killick.engine.approval import approvals
 from killick.engine.approval.contracts_in_force import with_paths
@@ -544,7 +545,7 @@ class StepExecution(StepState):
         late = await self.waited_on(work)
         if late.work is not None:
             await self.fail(describe(TimeoutError("the thread of the last attempt is still at it"), kind="timeout"))
-        return reconcile.happened_late(self, late.value) if late.error is None else None
+        return reconcile.settled(self, Happened(late.value), by="late result") if late.error is None else None
 
     async def _until_over(self, step: e.StepId) -> None:
         """Wait until no thread runs the step any more, before it is undone."""
