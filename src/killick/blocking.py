@@ -107,6 +107,13 @@ class InThread(Twin[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]):
 
         super().__init__(blocking, awaited)
 
+    def awaits(
+        self, body: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+        """Gives async clients a body of their own in place of the thread."""
+        self._awaited = wraps(self._blocking)(body)
+        return body
+
 
 class OnLoop(Twin[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]):
     """A method whose body is a coroutine. It runs on the caller's loop, or for a blocking client on the loop thread."""

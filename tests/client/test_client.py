@@ -26,6 +26,7 @@ from killick.engine import observers
 from killick.engine.control.inbox import COMMAND, delivery
 from killick.errors import (
     AgentUnknown,
+    AnswerRefused,
     CalledDirectly,
     DeclarationRefused,
     DurationRefused,
@@ -1057,3 +1058,26 @@ def test_messages_of_concurrent_callers_share_a_commit_and_one_that_is_refused_r
         assert sizes == [1, 7, *[1] * 7]
         assert refused == ["r7"]
         assert all(len(kd.runtime.store.messages(name)) == 1 for name in names[:7])
+
+
+def test_messages_that_tasks_send_in_one_turn_share_a_commit_and_each_task_gets_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        names = [f"r{number}" for number in range(8)]
+        for name in names:
+            kd.start(woken, 17, id=name)
+        deliver, sizes = kd.runtime.store.deliver, list[int]()
+        monkeypatch.setattr(kd.runtime.store, "deliver", lambda sent: (sizes.append(len(sent)), deliver(sent))[1])
+
+        async def send() -> list[Any]:
+            to = [*names[:4], "no", *names[4:]]
+            sends = [kd.as_async().send(name, "go", number) for number, name in enumerate(to)]
+            own = kd.as_async().send("r0", "killick.answer")
+            return await asyncio.gather(*sends, own, return_exceptions=True)
+
+        outcomes = asyncio.run(send())
+        assert sizes == [9]
+        assert [type(each) for each in outcomes if each is not None] == [RunUnknown, AnswerRefused]
+        assert isinstance(outcomes[4], RunUnknown)
+        assert all(len(kd.runtime.store.messages(name)) == 1 for name in names)

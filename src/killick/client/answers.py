@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextvars import copy_context
 from datetime import UTC, datetime
-from typing import Any, Final
-from weakref import WeakKeyDictionary
+from functools import partial
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
@@ -21,7 +24,7 @@ from killick.engine.views import Wait, needs_value
 from killick.engine.waits import waits
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, NotAsked, RunUnknown
 from killick.history.run_info import waits_of
-from killick.store.protocol import Store
+from killick.log.group_commit import GROUP_MAX
 from killick.store.records import ENDED, Delivered, Delivery
 
 
@@ -109,19 +112,34 @@ def _refuse_closed(engine: Engine, wait: str, run: str, step: str, *, only: str 
             raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
 
 
-def send(engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | None, tx: Any = None) -> str:  # noqa: A002
-    """Deliver a message to the latest log of a run; returns that log's id.
+class Sending(NamedTuple):
+    """A message that a caller sends: to a run, under the name that it waits for."""
+
+    run: str
+    name: str
+    body: Any
+    id: str
+    by: str | None
+
+
+def send(engine: Engine, sending: Sending, *, tx: Any = None) -> str:
+    """Deliver a message to the latest log of a run; returns that log's id."""
+    return _accepted(engine, _message(engine, sending), tx).message.run
+
+
+def _message(engine: Engine, sending: Sending) -> Delivery:
+    """The message to the latest log of its run.
 
     A run that has ended receives nothing new. A message that it had already is not refused.
     """
+    run, name, body, id, by = sending  # noqa: A001
     row = engine.store.index(run)
     if row is None or row.status in ENDED:
         run = renewals.latest(engine.log, run)
         row = engine.store.index(run)
     if row is not None and row.status in ENDED and all(known.id != id for known in engine.store.messages(run)):
         raise AnswerRefused(run, f"the run is over ({row.status}) and accepts no messages; start another")
-    deliver(engine, run, name, body, id=id, by=by, tx=tx)
-    return run
+    return delivery(engine.log, run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
 
 
 def deliver(
@@ -129,8 +147,12 @@ def deliver(
 ) -> Delivered:  # fmt: skip
     """Put a message into a run's inbox, in the caller's own transaction where `tx` is given."""
     message = delivery(engine.log, run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
+    return _accepted(engine, message, tx)
+
+
+def _accepted(engine: Engine, message: Delivery, tx: Any) -> Delivered:
     if tx is None:
-        outcome = _OUTGOING.setdefault(engine, Outgoing(engine.store)).deliver(message)
+        [outcome] = outgoing(engine).deliver([message])
     else:
         [outcome] = joining(engine.store, tx).deliver([message])
     if isinstance(outcome, Exception):
@@ -139,24 +161,26 @@ def deliver(
 
 
 class Outgoing:
-    """The messages of concurrent callers: one caller delivers all that wait, in one commit."""
+    """The messages of concurrent callers: one of them delivers all that wait, in one commit. The tasks of a loop that
+    send in one turn share a thread as well."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, engine: Engine) -> None:
+        self._engine = ref(engine)
+        self._store = engine.store
         self._turn = threading.Lock()
         self._waiting: deque[_Sent] = deque()
+        self._tasks: dict[asyncio.AbstractEventLoop, list[tuple[Sending, asyncio.Future[str]]]] = {}
 
-    def deliver(self, message: Delivery) -> Delivered | Exception:
-        """Delivers a message, with those of the callers that wait meanwhile."""
-        mine = _Sent(message)
-        self._waiting.append(mine)
+    def deliver(self, messages: Sequence[Delivery]) -> list[Delivered | Exception]:
+        """Delivers messages, with those of the callers that wait meanwhile; returns the result or error of each."""
+        mine = [_Sent(message) for message in messages]
+        self._waiting += mine
         with self._turn:
-            if mine.outcome is None:
+            if any(each.outcome is None for each in mine):
                 batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                # A caller that was interrupted took this message along. Delivered again, it counts once.
-                self._deliver(batch if mine in batch else [mine, *batch])
-        assert mine.outcome is not None
-        return mine.outcome
+                # A caller that was interrupted took these messages along. Delivered again, they count once.
+                self._deliver(batch if mine[0] in batch else [*mine, *batch])
+        return [each.outcome for each in mine if each.outcome is not None]
 
     def _deliver(self, batch: list[_Sent]) -> None:
         try:
@@ -169,6 +193,60 @@ class Outgoing:
             outcomes = [error]
         for each, outcome in zip(batch, outcomes, strict=True):
             each.outcome = outcome
+
+    async def send_soon(self, sending: Sending) -> str:
+        """As `send`, from a loop, in one thread and one commit with the other tasks of this turn."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[str] = loop.create_future()
+        tasks = self._tasks.setdefault(loop, [])
+        if not tasks:
+            loop.call_soon(self._send_all_soon, loop)
+        tasks.append((sending, future))
+        return await future
+
+    def _send_all_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        tasks, engine = self._tasks.pop(loop), self._engine()
+        assert engine is not None  # its client waits
+        for first in range(0, len(tasks), GROUP_MAX):
+            group = tasks[first : first + GROUP_MAX]
+            work = partial(copy_context().run, _send_all, engine, [sending for sending, _ in group])
+            futures = [future for _, future in group]
+            loop.run_in_executor(None, work).add_done_callback(partial(_resolve, futures))
+
+
+def outgoing(engine: Engine) -> Outgoing:
+    """The outgoing messages of a client."""
+    return _OUTGOING.get(engine) or _OUTGOING.setdefault(engine, Outgoing(engine))
+
+
+def _send_all(engine: Engine, sendings: Sequence[Sending]) -> list[str | Exception]:
+    """Sends messages in one commit; returns the run or the error of each."""
+    outcomes = list[str | Exception]()
+    messages = list[Delivery]()
+    for sending in sendings:
+        try:
+            messages.append(_message(engine, sending))
+            outcomes.append(messages[-1].run)
+        except Exception as error:
+            outcomes.append(error)
+    delivered = iter(outgoing(engine).deliver(messages) if messages else [])
+    for place, outcome in enumerate(outcomes):
+        if isinstance(outcome, str) and isinstance(refused := next(delivered), Exception):
+            outcomes[place] = refused
+    return outcomes
+
+
+def _resolve(futures: Sequence[asyncio.Future[str]], done: asyncio.Future[list[str | Exception]]) -> None:
+    """Ends the waits of the tasks that sent messages."""
+    error = done.exception()
+    outcomes = [error] * len(futures) if error is not None else done.result()
+    for future, outcome in zip(futures, outcomes, strict=True):
+        if future.done():
+            continue  # its task was cancelled
+        if isinstance(outcome, str):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
 
 
 class _Sent(msgspec.Struct, eq=False):

@@ -310,16 +310,29 @@ class AnyClient(Operations):
         body  the content
         id    deduplicates the message
         """
+        self.runtime.notify(answers.send(self.runtime.engine, self._sending(run, name, body, id=id, by=by), tx=tx))
+
+    @send.awaits
+    async def _send_soon(self, *args: Any, tx: Any = None, **named: Any) -> None:
+        sending, engine = self._sending(*args, **named), self.runtime.engine
+        if tx is None:
+            self.runtime.notify(await answers.outgoing(engine).send_soon(sending))
+        else:
+            self.runtime.notify(await asyncio.to_thread(answers.send, engine, sending, tx=tx))
+
+    def _sending(
+        self, run: str, name: str, body: Any = None, *, id: str | None = None, by: str | None = None  # noqa: A002
+    ) -> answers.Sending:  # fmt: skip
         if name.startswith("killick."):
             raise AnswerRefused(run, f"messages named {name!r} are Killick's own; choose another name")
-        message = str(id or self.runtime.ids.new("msg"))
-        self.runtime.notify(answers.send(self.runtime.engine, run, name, body, id=message, by=by, tx=tx))
+        return answers.Sending(run, name, body, str(id or self.runtime.ids.new("msg")), by)
 
     @InThread
     def say(self, run: str, text: str, *, by: str | None = None) -> None:
         """Sends text to a run; its loop adds the text before the next model call. Raises RunUnknown, AnswerRefused if
         the run has ended."""
-        self.runtime.notify(answers.send(self.runtime.engine, run, SAID, text, id=self.runtime.ids.new("said"), by=by))
+        sending = answers.Sending(run, SAID, text, self.runtime.ids.new("said"), by)
+        self.runtime.notify(answers.send(self.runtime.engine, sending))
 
 
 class Client(AnyClient, Blocks):
