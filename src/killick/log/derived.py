@@ -66,7 +66,8 @@ def apply_events(
             at += 1
             continue
         steps = list[PlainStep]()
-        while at < end and (fold is None or fold.is_running) and not (facts and facts.generation):
+        is_plain = (fold is None or fold.is_running) and not (facts and facts.generation)
+        while at < end and is_plain:
             step = plain_step(events, at)
             if step is None or (facts and (step.started.key in facts.open or step.intended.step in facts.keys)):
                 break

@@ -163,12 +163,7 @@ class _RunCheck:
         """Checks every row in order up to the first chain break, then the invariants at the end."""
         self._start()
         for rows in pages(self.raw, self.head.run, after=self.seq, up_to=self.head.seq) if not self.problems else ():
-            events: list[tuple[int, e.Event]] = []
-            for row in rows:
-                event = self._row(row)
-                if event is None or self.problems:
-                    break
-                events.append((row.seq, event))
+            events = self._rows(rows)
             if not self.problems and self.unfolded is None:
                 try:
                     self._fold(rows, events)
@@ -207,65 +202,77 @@ class _RunCheck:
                     del self.snapshots[row.seq]
         self.fold = self.log.applied(run, self.fold, self.ledger, events[done:])
 
-    def _row(self, row: Row) -> e.Event | None:
-        """Checks one row; None if it does not continue the chain."""
-        try:
-            event = event_codec.decode(row.body)
-        except (EventBroken, EventUnknown) as error:
-            self.say("events", str(error), row.seq)
-            return None
-        if type(event) is e.RunRepaired and row.seq == event.last + 1 and self.seq == event.first - 1:
-            if e.to_text(self.hash) != event.hash_before:
-                self.say("events", "a repair does not fit the events before it", row.seq)
-                return None
-            self.seq, self.hash = event.last, e.from_text(event.hash_head)
-            self.repaired += 1
-            self.gaps.append(range(event.first, event.last + 1))
-            self.set_aside += event.set_aside
-        seq = row.seq
-        if seq != self.seq + 1:
-            self.say("events", f"events {self.seq + 1} to {seq - 1} are missing", self.seq + 1)
-            return None
-        self.hash = hash_ = hashing.link(self.hash, row.body)
-        self.seq = seq
-        if hash_ != row.hash:
-            self.say("events", "body and hash do not fit the chain", seq)
-            return None
-        if seq == self.head.base + 1:
-            self._first(seq, event)
-        if event.data is not None or row.data is not None:
-            self._data(row, event)
-        if type(event) in _NOTED:
-            self._event(seq, event)
-        if not self.problems:
-            self.good_seq, self.good_hash = seq, hash_
-            self.events += 1
-        return event
+    def _rows(self, rows: Sequence[Row]) -> list[tuple[int, e.Event]]:
+        """Checks rows up to the first with a problem, and returns the events of those before it."""
+        decode, copy = event_codec.decode, hashing.LINKED.copy
+        events: list[tuple[int, e.Event]] = []
+        for row in rows:
+            seq, body, data = row.seq, row.body, row.data
+            try:
+                event = decode(body)
+            except (EventBroken, EventUnknown) as error:
+                self.say("events", str(error), seq)
+                break
+            kind = type(event)
+            if kind is e.RunRepaired and not self._repair_fits(seq, event):  # type: ignore[arg-type]
+                break
+            if seq != self.seq + 1:
+                self.say("events", f"events {self.seq + 1} to {seq - 1} are missing", self.seq + 1)
+                break
+            linked = copy()  # as `hashing.link`, without a call for every event
+            linked.update(self.hash + body)
+            self.hash, self.seq = linked.digest(), seq
+            if self.hash != row.hash:
+                self.say("events", "body and hash do not fit the chain", seq)
+                break
+            if kind in _NOTED:
+                self._event(seq, event)
+            if (data is not None or event.data is not None) and not self._data_fits(seq, event.data, data):
+                break
+            events.append((seq, event))
+        if events and events[0][0] == self.head.base + 1 and not self._first_fits(*events[0]):
+            events.clear()
+        if events:
+            self.good_seq, self.good_hash = events[-1][0], rows[len(events) - 1].hash
+        self.events += len(events)
+        return events
 
-    def _first(self, seq: int, event: e.Event) -> None:
+    def _repair_fits(self, seq: int, event: e.RunRepaired) -> bool:
+        """Skips the events that a repair right after them set aside. False: it does not fit those before them."""
+        if seq != event.last + 1 or self.seq != event.first - 1:
+            return True
+        if e.to_text(self.hash) != event.hash_before:
+            self.say("events", "a repair does not fit the events before it", seq)
+            return False
+        self.seq, self.hash = event.last, e.from_text(event.hash_head)
+        self.repaired += 1
+        self.gaps.append(range(event.first, event.last + 1))
+        self.set_aside += event.set_aside
+        return True
+
+    def _first_fits(self, seq: int, event: e.Event) -> bool:
         """Checks the first own event against its copies in the head."""
         said: tuple[str, str | None, int] | None = None
         if isinstance(event, e.RunStarted):
             said = (event.run, None, 0)
         if isinstance(event, e.RunForked):
             said = (event.run, event.parent, event.base)
-        if said != (self.head.run, self.head.parent, self.head.base):
-            self.say("heads", "the head does not fit the log's first event", seq)
+        if said == (self.head.run, self.head.parent, self.head.base):
+            return True
+        self.say("heads", "the head does not fit the log's first event", seq)
+        return False
 
-    def _data(self, row: Row, event: e.Event) -> None:
-        if event.data is None:
-            if row.data is not None:
-                self.say("events", "carries data that its body does not name", row.seq)
-            return
-        if row.data is None:
-            self.without_data.append((row.seq, event.data))
-            return
-        if e.to_text(hashing.data_hash(row.data)) != event.data:
-            self.say("events", "the data does not match its hash", row.seq)
-            return
-        data = self._opened(row.data)
-        if b'{"$' in data:
-            self._pieces(row.seq, references(data))
+    def _data_fits(self, seq: int, named: e.Digest | None, data: bytes | None) -> bool:
+        """Checks an event's data, and the chunks that it names."""
+        if named is None:
+            self.say("events", "carries data that its body does not name", seq)
+        elif data is None:
+            self.without_data.append((seq, named))
+        elif e.to_text(hashing.data_hash(data)) != named:
+            self.say("events", "the data does not match its hash", seq)
+        elif b'{"$' in data:
+            self._pieces(seq, references(self._opened(data)))
+        return not self.problems
 
     def _opened(self, data: bytes) -> bytes:
         """Returns data in clear, as far as its key is here; a destroyed key erased it."""

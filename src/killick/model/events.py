@@ -592,7 +592,7 @@ class ValueErasedOnPurpose(Event, frozen=True, tag="value.erased"):
 
 def to_text(digest: bytes) -> Digest:
     """Returns a hash in its written form."""
-    return b2a_base64(digest, newline=False).rstrip(b"=").translate(URL_SAFE).decode("ascii")
+    return b2a_base64(digest, newline=False).translate(URL_SAFE, b"=").decode()
 
 
 def from_text(digest: Digest) -> bytes:

@@ -23,6 +23,9 @@ HASH_BYTES: Final = 32
 LINK: Final = b"\x04"
 DATA: Final = b"\x02json\x00"
 """The prefixes of a chain hash, and of the hash of an event's data."""
+LINKED: Final = sha256(LINK)
+DATED: Final = sha256(DATA)
+"""The hashes that have begun with these. A copy of one is made in half the time of a new one."""
 
 
 def genesis(store_id: str, run_id: str) -> bytes:
@@ -40,7 +43,9 @@ def leaf(body: bytes) -> bytes:
 
 def link(before: bytes, body: bytes) -> bytes:
     """Returns the chain hash at an event, from the previous hash and its body."""
-    return sha256(LINK + before + body).digest()
+    linked = LINKED.copy()
+    linked.update(before + body)
+    return linked.digest()
 
 
 def value_hash(codec: str, body: bytes) -> bytes:
@@ -58,7 +63,9 @@ def unsalted(data: bytes) -> bytes:
 
 def data_hash(data: bytes) -> bytes:
     """Returns the hash of an event's data, which is a value of codec `json`."""
-    return sha256(DATA + data).digest()
+    hashed = DATED.copy()
+    hashed.update(data)
+    return hashed.digest()
 
 
 # idempotency keys: `{run}:step_{step}:{tool}:{eight hex digits of the arguments' digest}`, computed once, when a step's
