@@ -297,11 +297,7 @@ class KillickChat(ChatMiddleware):  # type: ignore[misc,unused-ignore]
             )
             return
 
-        async def chat(**_: Any) -> Any:
-            await call_next()
-            return _reply(context.result)
-
-        reply = await tool_gate.asked(host, who, chat, **request)
+        reply = await tool_gate.asked(host, who, call_next, write=lambda _: _reply(context.result), **request)
         context.result = ChatResponse.from_dict({**reply["response"], "response_format": form})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any, Final, Protocol, TypeAlias
 
 from autogen_agentchat.base import TaskResult
@@ -190,12 +191,11 @@ class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-igno
 
     async def create(self, messages: Sequence[LLMMessage], **given: Any) -> CreateResult:
         """Calls the model, or returns its recorded reply."""
-
-        async def ask(**_: Any) -> Any:
-            return (await self._inner.create(messages, **given)).model_dump(mode="json")
-
-        host = tool_gate.unstopped(self._host, "KillickModelClient")
-        reply = await tool_gate.asked(host, f"{type(self._inner).__name__}.create", ask, **_request(messages, given))
+        reply = await tool_gate.asked(
+            tool_gate.unstopped(self._host, "KillickModelClient"), f"{type(self._inner).__name__}.create",
+            partial(self._inner.create, messages, **given), write=methodcaller("model_dump", mode="json"),
+            **_request(messages, given),
+        )  # fmt: skip
         return CreateResult.model_validate(reply)
 
     def create_stream(self, messages: Sequence[LLMMessage], **given: Any) -> AsyncGenerator[str | CreateResult, None]:

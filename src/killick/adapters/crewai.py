@@ -7,8 +7,6 @@ name, its arguments, and its ordinal among equal ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any, Final, TypeVar, cast
 
 from crewai.flow.async_feedback.types import PendingFeedbackContext
@@ -26,6 +24,7 @@ from killick.adapters.tool_gate import ErrorAnswer, Errors, Stopped, ToolFailed,
 from killick.definitions.tools import AnyTool
 from killick.errors import KillickError, Rejected, RunWaiting
 from killick.llm.external import Host
+from killick.llm.toolset import driven
 
 __all__ = ["KillickFlowPersistence", "KillickTool", "ToolFailed", "Waiting", "gated", "recorded"]
 
@@ -108,16 +107,21 @@ class KillickTool(BaseTool):  # type: ignore[misc,unused-ignore]
     _errors: Errors = PrivateAttr(default="answer")
 
     def _run(self, **arguments: Any) -> Any:
-        with _as_failure() as failure:
-            host = tool_gate.hosted(self._host, "gated")
-            return self._read(tool_gate.called_sync(host, self._tool, arguments, self._apply, errors=self._errors))
-        return failure[0]
+        return driven(self._called(arguments, blocking=True))
 
     async def _arun(self, **arguments: Any) -> Any:
-        with _as_failure() as failure:
+        return await self._called(arguments, blocking=False)
+
+    async def _called(self, arguments: dict[str, Any], *, blocking: bool) -> Any:
+        try:
             host = tool_gate.hosted(self._host, "gated")
-            return self._read(await tool_gate.called(host, self._tool, arguments, self._apply, errors=self._errors))
-        return failure[0]
+            return self._read(
+                await tool_gate.called(host, self._tool, arguments, self._apply, errors=self._errors, blocking=blocking)
+            )
+        except (Rejected, ErrorAnswer) as failed:  # returned: CrewAI may repeat a call that raises
+            return ToolFailure(message=str(failed), code=getattr(failed, "code", None))
+        except KillickError as error:
+            raise (Waiting(error) if isinstance(error, RunWaiting) else Stopped(str(error))) from error
 
     def _apply(self, **judged: Any) -> Any:
         # In the host's thread for any caller: an async tool may have its loop there.
@@ -151,44 +155,32 @@ def gated(tool: BaseTool, host: Host | None = None, *, errors: Errors = "answer"
     return through
 
 
-@contextmanager
-def _as_failure() -> Generator[list[ToolFailure]]:
-    """Yields where a rejection or an error answer is put. CrewAI may repeat a call that raises, so these do not."""
-    found: list[ToolFailure] = []
-    try:
-        yield found
-    except (Rejected, ErrorAnswer) as failed:
-        found.append(ToolFailure(message=str(failed), code=getattr(failed, "code", None)))
-    except KillickError as error:
-        raise (Waiting(error) if isinstance(error, RunWaiting) else Stopped(str(error))) from error
-
-
 def recorded(llm: L, host: Host | None = None) -> L:
     """Returns the same model with its calls as steps of a host's run: a recorded reply is not requested again.
 
     Without it, a crew that runs again calls its models again, and their tool calls may differ from the recorded ones.
     """
     kind: Any = type(llm)
-    called = f"{kind.__name__}.call"
+
+    async def answer(of: BaseLLM, ask: Any, messages: Any, args: Any, kwargs: Any, *, blocking: bool) -> Any:
+        given = dict(zip(_GIVEN, args, strict=False)) | kwargs
+        gate, request = tool_gate.hosted(host, "recorded"), _request(of, messages, given)
+        return _said(of, await tool_gate.asked(gate, f"{kind.__name__}.call", ask, blocking=blocking, **request), given)
 
     class Recorded(kind):  # type: ignore[misc,unused-ignore]
         def call(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
-            def ask(**_: Any) -> Any:
+            def ask() -> Any:
                 before = self.get_token_usage_summary()
                 return _reply(self, super(Recorded, self).call(messages, *args, **kwargs), before)
 
-            given = dict(zip(_GIVEN, args, strict=False)) | kwargs
-            request = _request(self, messages, given)
-            return _said(self, tool_gate.asked_sync(tool_gate.hosted(host, "recorded"), called, ask, **request), given)
+            return driven(answer(self, ask, messages, args, kwargs, blocking=True))
 
         async def acall(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
-            async def ask(**_: Any) -> Any:
+            async def ask() -> Any:
                 before = self.get_token_usage_summary()
                 return _reply(self, await super(Recorded, self).acall(messages, *args, **kwargs), before)
 
-            given = dict(zip(_GIVEN, args, strict=False)) | kwargs
-            request = _request(self, messages, given)
-            return _said(self, await tool_gate.asked(tool_gate.hosted(host, "recorded"), called, ask, **request), given)
+            return await answer(self, ask, messages, args, kwargs, blocking=False)
 
     Recorded.__name__, Recorded.__qualname__ = kind.__name__, kind.__qualname__
     same = llm.model_copy()

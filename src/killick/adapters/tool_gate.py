@@ -265,27 +265,14 @@ class ToolGate:
 
 async def called(
     host: Host, tool: AnyTool, arguments: Mapping[str, Any], fn: Callable[..., Any] | None, *, errors: Errors,
-    key: str | None = None, bubbles: tuple[type[BaseException], ...] = (),
+    key: str | None = None, bubbles: tuple[type[BaseException], ...] = (), blocking: bool = False,
 ) -> Any:  # fmt: skip
     """Calls a framework's function, or else the tool's own, as a step. Raises ToolFailed, with the text for the model,
-    where it failed."""
+    where it failed. With `blocking` the coroutine never waits: `driven` runs it in code without a loop."""
     own = None if fn is None else answering(tool, fn, errors, bubbles)
-    with _as_tool_failure():
-        return answered(await host.call(tool, arguments, key=key, fn=own, bubbles=bubbles))
-
-
-def called_sync(
-    host: Host, tool: AnyTool, arguments: Mapping[str, Any], fn: Callable[..., Any], *, errors: Errors
-) -> Any:
-    """The same, for blocking code."""
-    with _as_tool_failure():
-        return answered(host.call_sync(tool, arguments, fn=answering(tool, fn, errors)))
-
-
-@contextmanager
-def _as_tool_failure() -> Iterator[None]:
+    call = host.call_sync if blocking else host.call
     try:
-        yield
+        return answered(await settled(call(tool, arguments, key=key, fn=own, bubbles=bubbles)))
     except Rejected:
         raise
     except StepFailed as failed:
@@ -311,41 +298,37 @@ class CallTracker:
 
 
 async def asked(
-    host: Host, who: str, fn: Callable[..., Awaitable[Any]], /, *, key: Callable[[], str] | None = None,
-    policy: Policy | None = None, **request: Any,
+    host: Host, who: str, fn: Callable[[], Any], /, *, write: Callable[[Any], Any] = lambda reply: reply,
+    key: Callable[[], str] | None = None, policy: Policy | None = None, blocking: bool = False, **request: Any,
 ) -> Any:  # fmt: skip
     """Calls a model, or returns its recorded reply. A recorded failure is not final: the nth call is another step.
 
-    who      the step's name, such as the client's own
-    key      returns the key of each try, if the framework numbers its calls
-    policy   the step's, in place of that of models
+    who        the step's name, such as the client's own
+    write      converts a reply to the recorded value
+    key        returns the key of each try, if the framework numbers its calls
+    policy     the step's, in place of that of models
+    blocking   whether `fn` blocks. Then the coroutine never waits: `driven` runs it in code without a loop
     """
+
+    async def awaited(**_: Any) -> Any:
+        return write(await fn())
+
+    def blocked(**_: Any) -> Any:
+        return write(fn())
+
+    call = host.model_sync if blocking else host.model
     while True:
-        tracked = CallTracker(who, fn)
+        tracked = CallTracker(who, blocked if blocking else awaited)
         model = tracked.fn if policy is None else AsyncTool[..., Any](tracked.fn, who, policy)
         try:
-            return await host.model(model, key=None if key is None else key(), **request)
+            return await settled(call(model, key=None if key is None else key(), **request))
         except StepFailed as failed:
-            _raise_if_new(failed, tracked, is_numbered=key is not None)
-
-
-def asked_sync(host: Host, who: str, fn: Callable[..., Any], /, **request: Any) -> Any:
-    """The same, for blocking code."""
-    while True:
-        tracked = CallTracker(who, fn)
-        try:
-            return host.model_sync(tracked.fn, **request)
-        except StepFailed as failed:
-            _raise_if_new(failed, tracked)
-
-
-def _raise_if_new(failed: StepFailed, tracked: CallTracker, *, is_numbered: bool = False) -> None:
-    if type(failed) is not StepFailed or (in_agent() and not is_numbered):
-        # A rejection by rules or people stays one. Re-executed agent code must see the same error.
-        raise failed
-    if tracked.was_called:
-        # Frameworks handle the errors of their models' clients themselves.
-        raise failed.__cause__ or failed
+            if type(failed) is not StepFailed or (in_agent() and key is None):
+                # A rejection by rules or people stays one. Re-executed agent code must see the same error.
+                raise
+            if tracked.was_called:
+                # Frameworks handle the errors of their models' clients themselves.
+                raise failed.__cause__ or failed  # noqa: B904 - its own cause stays
 
 
 class _StreamInterrupted(Exception):
@@ -365,7 +348,7 @@ async def streamed(
     """
     coming: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
 
-    async def listen(**_: Any) -> Any:
+    async def listen() -> list[T]:
         parts: list[T] = []
         try:
             async for part in await settled(begin()):
@@ -376,9 +359,9 @@ async def streamed(
             if parts:
                 raise _StreamInterrupted from error
             raise
-        return write(parts)
+        return parts
 
-    asking = asyncio.ensure_future(asked(host, who, listen, **request))
+    asking = asyncio.ensure_future(asked(host, who, listen, write=write, **request))
     asking.add_done_callback(lambda _: coming.put_nowait(None))
     was_heard = False
     try:

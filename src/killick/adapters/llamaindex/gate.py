@@ -21,6 +21,7 @@ from killick.adapters import tool_gate
 from killick.adapters.llamaindex.runtime import call_in_step
 from killick.adapters.tool_gate import Errors, ToolOptions
 from killick.errors import DeclarationRefused
+from killick.llm.toolset import driven
 
 G = TypeVar("G", bound=BaseWorkflowAgent | AgentWorkflow | LLM | BaseTool)
 
@@ -95,17 +96,15 @@ class _Gate(tool_gate.ToolGate):
                 object.__setattr__(same, f"{prefix}{name}", partial(wrapper, _Model(given, name, kind), method))
         return same
 
-    async def _asked(self, model: _Model, method: Any, *args: Any, **given: Any) -> Any:
-        async def ask(**_: Any) -> Any:
-            return model.reply(await method(*args, **given))
-
-        return model.read(await tool_gate.asked(self.unstopped(), model.step, ask, **model.request(*args, **given)))
+    async def _asked(self, model: _Model, method: Any, *args: Any, blocking: bool = False, **given: Any) -> Any:
+        reply = await tool_gate.asked(
+            self.unstopped(), model.step, partial(method, *args, **given), write=model.reply, blocking=blocking,
+            **model.request(*args, **given),
+        )  # fmt: skip
+        return model.read(reply)
 
     def _asked_sync(self, model: _Model, method: Any, *args: Any, **given: Any) -> Any:
-        def ask(**_: Any) -> Any:
-            return model.reply(method(*args, **given))
-
-        return model.read(tool_gate.asked_sync(self.unstopped(), model.step, ask, **model.request(*args, **given)))
+        return driven(self._asked(model, method, *args, blocking=True, **given))
 
     def _streamed_sync(self, model: _Model, method: Any, *args: Any, **given: Any) -> Iterator[Any]:
         """Gives a reply whole: blocking code gets it once it is recorded."""

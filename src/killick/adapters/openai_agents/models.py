@@ -74,12 +74,12 @@ class RecordedModel(Model):
         return model if isinstance(model, RecordedModel) else cls(model, name)
 
     async def get_response(self, *args: Any, **given: Any) -> ModelResponse:
-        async def ask(**_: Any) -> dict[str, Any]:
-            return self._written(await self.inner.get_response(*args, **given))
-
         turn = turn_here(self.name)
-        request = self._request(*args, **given)
-        return _read(await asked(turn.host, self.name, ask, key=turn.model_key, policy=_POLICY, **request))
+        reply = await asked(
+            turn.host, self.name, partial(self.inner.get_response, *args, **given), write=self._written,
+            key=turn.model_key, policy=_POLICY, **self._request(*args, **given),
+        )  # fmt: skip
+        return _REPLY.validate_python(reply)
 
     async def stream_response(self, *args: Any, **given: Any) -> AsyncIterator[TResponseStreamEvent]:
         """Yields events as they arrive; the last one once the reply is recorded. A recorded reply yields only the last
@@ -141,10 +141,6 @@ def _shown(tool: Tool) -> dict[str, Any]:
         shown = {"type": "function", "name": tool.name, "description": tool.description}
         return {**shown, "parameters": tool.params_json_schema}
     return {"type": tool.name}
-
-
-def _read(data: dict[str, Any]) -> ModelResponse:
-    return _REPLY.validate_python(data)
 
 
 def _completed(data: dict[str, Any], number: int) -> ResponseCompletedEvent:
