@@ -20,7 +20,7 @@ from killick.workspace import Workspace
 from killick.workspace.inotify import Watch
 from killick.workspace.restore_plan import shown
 from killick.workspace.tree import FILE, Id
-from killick.workspace.workspace import content
+from killick.workspace.tree import content
 from seeds import draw_seed, repeats
 from workspace.changing import IGNORES
 from workspace.folders import Told, differing, held, told
@@ -210,7 +210,7 @@ def impossible(workspace: Workspace, root: Id, left_out: tuple[str, ...], possib
         for path, entry in workspace.files(root)
         if entry.kind == FILE
         and os.fsdecode(path) not in moved
-        and not possible.could_hold(path, sha256(content(entry, workspace.vault.load)).digest())
+        and not possible.could_hold(path, sha256(b"".join(content(entry, workspace.vault.load))).digest())
     ]
 
 
