@@ -19,8 +19,7 @@ import pytest
 from killick.workspace import Workspace
 from killick.workspace.inotify import Watch
 from killick.workspace.restore_plan import shown
-from killick.workspace.tree import FILE, Id
-from killick.workspace.tree import content
+from killick.workspace.tree import FILE, Id, content
 from seeds import draw_seed, repeats
 from workspace.changing import IGNORES
 from workspace.folders import Told, differing, held, told

@@ -26,17 +26,13 @@ async def recorded_step(
     """
     past = ex.record.steps.get(step)
     if past is None:
-        await refuse_gap(ex, branch, step, label or asked)
+        # The record may not pass over the step, unless a sibling's end kept the code from it.
+        await refuse_after_end(ex, branch)
+        if branch.over_at or branch.replaying:
+            diverge(ex, step, "nothing here, and continues after it", label or str(asked))
     else:
         _compare(ex, past, asked, found)
     return past
-
-
-async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: object) -> None:
-    """Code may not ask for a step that the record passed over, unless a sibling's end kept it from that step."""
-    await refuse_after_end(ex, branch)
-    if branch.over_at or branch.replaying:
-        diverge(ex, step, "nothing here, and continues after it", str(found))
 
 
 async def refuse_after_end(ex: Execution, branch: Branch) -> None:

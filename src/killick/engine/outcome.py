@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from killick.engine.engine import Engine
 from killick.engine.execution import Execution
 from killick.engine.signals import Diverging, Paused
-from killick.errors import RunBroken
+from killick.errors import RunBroken, ValueErased
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.failure import Failure
@@ -75,8 +76,8 @@ def paused_because(log: Log, run: str) -> str | None:
         return None
     for seq in range(state.seq, 0, -1):
         if isinstance(log.event(run, seq), e.RunPaused):
-            because = log.data(run, seq).get("because")
-            return str(because) if because else None
+            with suppress(ValueErased):
+                return str(log.data(run, seq).get("because") or "") or None
     return None
 
 

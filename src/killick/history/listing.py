@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
+from killick.engine.outcome import paused_because
 from killick.errors import KillickError, ValueErased
 from killick.history.phrasing import arguments, build_text, crash_summary, cut, entries_of, inline, short
 from killick.history.run_info import pending_answer
@@ -44,7 +45,6 @@ CHARS_MAX: Final = 400
 
 IDLE: Final = "idle: waits for your program's next call"
 _STILL: Final = ("queued", "cancelled")
-_LATEST: Final = 100
 
 Kind = Literal[
     "person", "doubt", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more",
@@ -210,7 +210,8 @@ class Listing:
             yield from answered.values()
             return  # no answer helps until then
         elif facts.paused or facts.mend:
-            because = ", because its record was repaired" if facts.mend else self._pause_reason(state)
+            why = paused_because(self._log, state.run)
+            because = ", because its record was repaired" if facts.mend else f" ({why})" if why else ""
             yield RunReason(kind="person", text=f"a person to resume it{because}")
         for wait in facts.waits.values():
             yield answered.get(wait.step) or self._waits(state.run, wait)
@@ -224,13 +225,6 @@ class Listing:
             elif step.status == "delayed" and step.delayed_until is not None:
                 text = f"attempt {len(step.attempts) + 1} of {step.name}"
                 yield RunReason(kind="backoff", text=text, at_us=step.delayed_until)
-
-    def _pause_reason(self, state: State) -> str:
-        """Returns the recorded reason of a pause, if one of the last events has it."""
-        latest = reversed(self._log.read(state.run, after=max(state.seq - _LATEST, 0), limit=_LATEST))
-        seq = next((seq for seq, event, _ in latest if isinstance(event, e.RunPaused)), 0)
-        because = self._data(state.run, seq).get("because") if seq else None
-        return f" ({because})" if because else ""
 
     def _waits(self, run: str, wait: Wait) -> RunReason:
         match wait.waits_for:

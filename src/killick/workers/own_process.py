@@ -25,6 +25,7 @@ from killick.definitions.agents import AGENTS
 from killick.encryption.master_key import VARIABLE
 from killick.encryption.store import decrypting
 from killick.engine.claims import ClaimedRun
+from killick.engine.steps.attempt import call_on
 from killick.errors import KillickError
 from killick.logger import get_logger
 from killick.store import open_store
@@ -165,8 +166,7 @@ async def _advance(runtime: Runtime, order: _Order, orders: BinaryIO, out: TextI
 def _listen(loop: asyncio.AbstractEventLoop, orders: BinaryIO, leaves: asyncio.Event) -> None:
     """Releases the run when the worker asks. If the worker dies, abandons the run once its step takes too long."""
     has_order = bool(orders.readline())
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(leaves.set)
+    call_on(loop, leaves.set)
     if has_order:
         orders.readline()
     time.sleep(ORPHAN_SECONDS)

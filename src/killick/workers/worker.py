@@ -20,6 +20,7 @@ from killick.engine.claims import ClaimedRun
 from killick.engine.executor import Executor
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome
+from killick.engine.steps.attempt import call_on
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
 from killick.log.writer import RunLog
 from killick.logger import get_logger
@@ -213,7 +214,7 @@ class Worker:
     def _watch(self) -> None:
         """Subscribes to notifications of the store; after a failure, the next poll tries again."""
         if not self._watching:
-            self._stop_watching = self._runtime.store.watch(partial(_wake, asyncio.get_running_loop(), self._woken))
+            self._stop_watching = self._runtime.store.watch(partial(call_on, asyncio.get_running_loop(), self._woken))
             self._watching = True
 
     def _woken(self, run: str) -> None:
@@ -521,12 +522,6 @@ def _refuse_odd(concurrency: int, per_agent: Mapping[str, int], lease_seconds: f
             raise KillickError(f"per_agent[{agent!r}]={most!r}; give a number from 0")
     if not 0 < lease_seconds < float("inf"):
         raise KillickError(f"lease_seconds={lease_seconds!r}; a worker's leases must expire, give a number of seconds")
-
-
-def _wake(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
-    """Called from any thread; a closed loop needs no notification."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(rung, run)
 
 
 # logging ------------------------------------------------------------------------------------------

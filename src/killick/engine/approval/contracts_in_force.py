@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from killick.definitions.agents import AGENTS, AnyAgent
 from killick.engine.approval.budget_group import Family, first_of
 from killick.engine.control.inbox import APPROVE
 from killick.errors import AgentUnknown, ContractRefused, KillickError
-from killick.log.writer import Entry
+from killick.log.writer import Entry, RunLog
 from killick.model import events as e
 from killick.model.codec import digest
 from killick.model.facts import Facts
@@ -92,19 +92,6 @@ class Past:
     arguments: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
 
-class RunView(Protocol):
-    """The state of a run: an open log, or a read-only view of one."""
-
-    @property
-    def run(self) -> str: ...
-    @property
-    def fold(self) -> Fold: ...
-    @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def base(self) -> int: ...
-
-
 class Looked(NamedTuple):
     """A read-only view of a run that another process may hold."""
 
@@ -112,6 +99,10 @@ class Looked(NamedTuple):
     fold: Fold
     ledger: Ledger
     base: int
+
+
+RunView: TypeAlias = RunLog | Looked
+"""The state of a run: an open log, or a read-only view of one."""
 
 
 class ContractsInForce:

@@ -95,7 +95,8 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
     step = found.fold.step(name)
     if step is None or step.status in ("done", "failed", "cancelled"):
         step = past if step is None and past is not None and past.sort == "decision" else None
-    if step is None or _has_successor(found.fold, name):
+    path, dot, number = name.rpartition(".")
+    if step is None or found.fold.step(f"{path}{dot}{int(number) + 1}") is not None:  # its branch continued after it
         raise TimeRefused(parent, f"step {name} did not end at {found.label}; fork at {name}:after to change it")
     if step.sort == "decision":
         decision = {**log.data(parent, step.output), "choice": output}
@@ -109,12 +110,6 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
         reply = log.data(parent, past.output).get("reply")
         values |= {"reply": reply} if reply else {}
     return Entry(e.StepOverridden(at=at, step=name, by=by or "a person"), values)
-
-
-def _has_successor(fold: Fold, name: e.StepId) -> bool:
-    """Whether the branch of a step continued after it."""
-    path, dot, number = name.rpartition(".")
-    return fold.step(f"{path}{dot}{int(number) + 1}") is not None
 
 
 def _answer(log: Log, parent: str, fold: Fold, step: Step, output: Any) -> Any:

@@ -163,7 +163,7 @@ class LiveCalls:
     async def over(self, run: str, seconds: float) -> bool:
         """Wait on a loop until no call of a run lives. False: the time was up first."""
         loop, over = asyncio.get_running_loop(), asyncio.Event()
-        self.then(run, partial(_set, loop, over))
+        self.then(run, partial(call_on, loop, over.set))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await over.wait()
@@ -191,9 +191,10 @@ class LiveCalls:
             del self._works[run, step]
 
 
-def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # a closed loop has taken along the task that waited
-        loop.call_soon_threadsafe(event.set)
+def call_on(loop: asyncio.AbstractEventLoop, do: Callable[..., object], *args: Any) -> None:
+    """Call a function on a loop, from any thread. A closed loop has taken along the tasks that it concerns."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(do, *args)
 
 
 class Work:
@@ -222,7 +223,7 @@ class Work:
             result, error = None, raised
         if os.getpid() != process:
             end_child(error)
-        self.call = _nothing
+        self.call = lambda: None  # drops what the call refers to
         self.outcome = result, error
         try:
             self.loop.call_soon_threadsafe(self._end, result, error)
@@ -243,10 +244,6 @@ class Work:
         else:
             self.future.set_exception(error if not isinstance(error, StopIteration) else RuntimeError(str(error)))
             self.future.exception()  # retrieved here, because no task awaits an abandoned call
-
-
-def _nothing() -> None:
-    pass
 
 
 _KEPT: Final = 32

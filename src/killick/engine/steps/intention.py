@@ -23,10 +23,6 @@ ERROR: Final = "killick:error"
 """The only field of an output that is an error: a text for a model, of any declared type."""
 
 
-def _nothing() -> None:
-    """There is nothing to call."""
-
-
 class Intent:
     """An intention: a call as data, and how it is to be carried out."""
 
@@ -66,7 +62,7 @@ class Intent:
     @classmethod
     def of(cls, sort: e.Sort, name: str, arguments: dict[str, Any], digest: bytes) -> Intent:
         """The intention of a step that is no call: a child, a message."""
-        intent = cls(sort, name, _nothing, None, arguments, Policy())
+        intent = cls(sort, name, lambda: None, None, arguments, Policy())
         intent.digest = digest
         return intent
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 from killick.definitions.policy import Effect
 from killick.engine.execution import Execution
 from killick.engine.signals import Interrupted
+from killick.engine.steps.attempt import call_on
 from killick.engine.steps.step_state import StepState
 from killick.engine.steps.workspace_folders import owner_of
 from killick.errors import KillickError, NotDone, WorkspaceRefused
@@ -151,17 +152,13 @@ class Files:
         self._taking += 1
         self._unread = capture
         for future, then in (
-            (capture.quiet, self._moved.set),
+            (capture.quiet, lambda _: self._moved.set()),
             (capture.snapshot, partial(self._taken, capture, after, check)),
         ):
-            future.add_done_callback(partial(self._on_loop, then))
+            future.add_done_callback(partial(call_on, self.ex.loop, then))
         return capture
 
-    def _on_loop(self, then: Callable[[], None], _: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and the run with it
-            self.ex.loop.call_soon_threadsafe(then)
-
-    def _taken(self, capture: Capture, after: int, check: bool) -> None:
+    def _taken(self, capture: Capture, after: int, check: bool, _: object) -> None:
         """A snapshot holds, or could not be taken: either is put on record, unless nothing changed."""
         self._taking -= 1
         self._moved.set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
@@ -132,11 +132,8 @@ class PostgresStore(SqlReads):
 
     # transactions of others -------------------------------------------------------------------
 
-    def transaction(self) -> AbstractContextManager[Transaction]:
-        return self._transaction()
-
     @contextmanager
-    def _transaction(self) -> Generator[Transaction, None, None]:
+    def transaction(self) -> Generator[Transaction, None, None]:
         with self._server.transaction() as session:
             yield PostgresTransaction(self._server, session, self._clock_us)
 

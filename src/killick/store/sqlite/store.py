@@ -22,7 +22,7 @@ from killick.model.chunks import Blob
 from killick.store import records
 from killick.store.liveness import Holders
 from killick.store.notify import Notifier
-from killick.store.protocol import lease_clock_us
+from killick.store.protocol import is_held, lease_clock_us
 from killick.store.sql.reads import LOG, SqlReads
 from killick.store.sql.rows import damaged_values, head_of, snapshot_of
 from killick.store.sqlite import listing, search_terms
@@ -227,7 +227,7 @@ class SqliteStore(SqlReads):
         with self._file.leasing() as db:
             found = require_head(db, run)
             self._holders.lock(holder)
-            if found[4] != handed and self._is_held(found[7], found[8]):
+            if found[4] != handed and is_held(self, head_of(found)):
                 raise RunBusy(run, holder=str(found[7]))
             return head_of(self._take(db, found, holder, seconds))
 
@@ -295,12 +295,6 @@ class SqliteStore(SqlReads):
             self._notifier.notify([run])
 
     def lives(self, holder: str) -> bool:
-        return self._holders.lives(holder)
-
-    def _is_held(self, holder: str | None, until_us: int | None) -> bool:
-        """A lease ends with its time or with its holder's life, whichever is first."""
-        if holder is None or (until_us is not None and until_us <= self.now_us()):
-            return False
         return self._holders.lives(holder)
 
     def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
