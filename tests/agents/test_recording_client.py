@@ -380,7 +380,7 @@ def test_the_wrong_kind_of_client_is_named(world: World, provider: Provider, cli
     def awaits(run: killick.SyncRun) -> str:
         return asyncio.run(chat(clients))
 
-    with pytest.raises(killick.RunFailed, match="give it the synchronous client"):
+    with pytest.raises(killick.RunFailed, match="give it the blocking client"):
         world.kd.run(awaits, id="r2")
     assert not provider.requests
 

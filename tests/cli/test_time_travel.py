@@ -319,7 +319,7 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(office: Path, capsys: C
         leased_by("somebody", holder.runtime.log, "bill_17")
         found = call(capsys, "time", "rewind", "bill_17", "--to", "5:before", "--yes")
         assert found.code == 0
-        assert "will be taken back to 5:before, by somebody, which holds it" in found.out
+        assert "will be rewound to 5:before, by somebody, which holds it" in found.out
         undo = call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes")
         assert undo.code == 4
         assert undo.err.count("\n") == 1

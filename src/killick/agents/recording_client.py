@@ -89,7 +89,7 @@ def _durable(cls: Any) -> Any:
 
 
 def _recording(http: Any) -> Any:
-    """An HTTP client that shares everything with another, and checks before each request whether it is inside a run."""
+    """An HTTP client that shares all state with another, and checks before each request whether it is inside a run."""
     kind: Any = http.__class__
     blocks = not inspect.iscoroutinefunction(kind.send)
 
@@ -108,7 +108,7 @@ def _recording(http: Any) -> Any:
 
 
 def _of_kind(body: Callable[..., Coroutine[Any, Any, Any]], *, blocks: bool) -> Callable[..., Any]:
-    """A function with this body for a client of one kind. That of a blocking client never waits (see `driven`)."""
+    """Wraps a body for a client of one kind. The body of a blocking client never suspends (see `driven`)."""
 
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         return await body(*args, **kwargs)
@@ -120,7 +120,7 @@ def _of_kind(body: Callable[..., Coroutine[Any, Any, Any]], *, blocks: bool) -> 
 
 
 def _kept_open(self: Any) -> None:
-    """The shared connections are closed by their owner."""
+    """Closes nothing: the owner closes the shared connections."""
 
 
 def _place() -> Host | Branch | None:
@@ -258,11 +258,11 @@ def _reply(response: Any) -> Any:
     return {**_named(reply), **found}
 
 
-# through the gate ---------------------------------------------------------------------------------
+# the call as a step -------------------------------------------------------------------------------
 
 
 class _Exchange:
-    """One call of a client. Its body is written once: that of a blocking client never waits (see `driven`)."""
+    """One call of a client, blocking or async: the code of a blocking client never suspends (see `driven`)."""
 
     def __init__(self, http: Any, call: Call, options: Mapping[str, Any], *, blocks: bool) -> None:
         self._http = http
@@ -292,12 +292,12 @@ class _Exchange:
             raise
 
     def _run(self, place: Branch) -> Any:
-        """The run as this client's kind of code takes it. An agent of the other kind is refused."""
+        """The Run or SyncRun for this kind of client. Refuses an agent of the other kind."""
         if self._blocks and place.thread is None:
-            reason = "a blocking client would hold up every run here; give an async agent the async client"
+            reason = "a blocking client would block every run here; give an async agent the async client"
             raise KillickError(f"{place.execution.run_id}: {reason}")
         if not self._blocks and place.thread is not None:
-            raise KillickError(f"{place.execution.run_id}: a def agent blocks; give it the synchronous client")
+            raise KillickError(f"{place.execution.run_id}: a def agent cannot await; give it the blocking client")
         return SyncRun(place.execution) if self._blocks else Run(place.execution)
 
     def _called(self, fn: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:

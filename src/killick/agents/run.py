@@ -113,8 +113,8 @@ class _Common(Generic[C]):
         return self._execution.received
 
     def hosting(self) -> ExternalSteps:
-        """Gives a `Host` in `async with run.hosting() as host`, or in `with`: the calls of a framework's own loop in
-        the block go through the host."""
+        """Opens a `Host` for a framework's own loop: `async with run.hosting() as host`, or `with`. Calls in the block
+        go through the host."""
         return ExternalSteps(self._execution, self._paged)
 
     def now(self) -> datetime:
@@ -229,7 +229,7 @@ class Run(_Common[C]):
 
         question  what was decided
         choice    the chosen option
-        options   the options there were
+        options   the options that were available
         by        the decider: "agent", or the name of a model or a rule
 
             route = await run.decided("Which queue?", "fraud", because="two claims in a week")
@@ -353,7 +353,7 @@ class Run(_Common[C]):
 
     def renew(self, input: Any = None) -> Step[NoReturn]:  # noqa: A002
         """Closes this log and continues in a new one, from the top. Never returns. For long-lived agents, so that no
-        log grows without limit. Context, tags, priority and unread messages move."""
+        log grows without limit. Context, tags, priority and unread messages carry over."""
         return self._steps(completion.renew, input)
 
     def _paged(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
@@ -416,7 +416,7 @@ class SyncRun(_Common[C]):
             while (chunk := self._on_loop(anext(chunks, END))) is not END:
                 yield chunk
         finally:
-            # A caller that leaves the stream early is done with it: the next step need not wait for garbage collection.
+            # Closed at once if the caller leaves early, so that the next step need not wait for garbage collection.
             if not self._execution.loop.is_closed():
                 self._on_loop(chunks.aclose())
 

@@ -61,7 +61,7 @@ def _build(module: str, folder: str) -> Build:
 
 
 def _version(package: str) -> str:
-    try:  # a script belongs to no distribution, and to look for one imports thirty modules
+    try:  # a script belongs to no distribution, and looking for one imports thirty modules
         return "" if package == "__main__" else str(importlib.import_module("importlib.metadata").version(package))
     except (ModuleNotFoundError, ValueError):
         return ""
@@ -134,12 +134,12 @@ class Runtime(Forked):
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
 
     def after_fork_in_child(self) -> None:
-        """Starts again."""
+        """Recreates the parts of the process."""
         keep_inherited(self.log, self.engine, self._executors)
         self._begin()
 
     def __reduce__(self) -> NoReturn:
-        raise KillickError("a client cannot be sent to another process; open the store there, with killick.open")
+        raise KillickError("a client cannot be sent to another process; call killick.open there")
 
     # loops ------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Runtime(Forked):
         return self.loop_thread.run(work)
 
     def notify(self, run: str) -> None:
-        """Wake a run that is live here, from any thread: its inbox has something for it."""
+        """Wakes a run that is live here to read its inbox. From any thread."""
         for loop, executor in list(self._executors.items()):
             if not loop.is_closed():
                 with contextlib.suppress(RuntimeError):
@@ -178,8 +178,8 @@ class Runtime(Forked):
     def close(self) -> None:
         """Parks the runs that are live here, commits pending appends, and closes the store.
 
-        A blocking tool that is running is waited for, up to 30 s. One that takes longer keeps its run leased, and the
-        store open, until it ends.
+        Waits up to 30 s for a blocking tool. One that takes longer keeps its run leased, and the store open, until it
+        ends.
         """
         if self.is_closed:
             return
@@ -195,7 +195,7 @@ class Runtime(Forked):
         self.engine.live.then(None, self._close_store)
 
     def _close_store(self) -> None:
-        """Called when no call that began here can act any more. Until then the store knows this process as alive."""
+        """Closes the store once no call that began here is active: until then the process counts as alive."""
         self.engine.folders.close()
         self.engine.leases.close()
         self.log.close()

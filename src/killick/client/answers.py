@@ -38,7 +38,7 @@ def answer(
         raise AnswerRefused(found.id, "the question has changed; read it again")
     by, run = waits.who(by, found.id), found.run
     if found.deadline_us is not None and engine.clock.now_us() > found.deadline_us:
-        raise AnswerRefused(found.id, f"it expired at {_moment(found.deadline_us)}; the run continues without it")
+        raise AnswerRefused(found.id, f"expired at {_moment(found.deadline_us)}; the run continues without an answer")
     _refuse_misfit(engine, found, verb, value, by)
     body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest} | ({"via": via} if via else {})
     message_id = inbox.answer_id(run, found.step, found.opened)
@@ -105,7 +105,7 @@ def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
 
 
 def _refuse_closed(engine: Engine, wait: str, run: str, step: str, *, only: str | None = None) -> None:
-    """AlreadyAnswered, with the first approver, where the wait has an answer."""
+    """Raises AlreadyAnswered, with the first approver, if the wait has an answer."""
     for message in reversed(engine.store.messages(run)):
         meant = message.id == only if only is not None else not step or f":{step}@" in message.id
         if message.name == inbox.ANSWER and meant:
@@ -130,7 +130,7 @@ def send(engine: Engine, sending: Sending, *, tx: Any = None) -> str:
 def _message(engine: Engine, sending: Sending) -> Delivery:
     """The message to the latest log of its run.
 
-    A run that has ended receives nothing new. A message that it had already is not refused.
+    Refuses a new message to a run that has ended; a repeated one counts once.
     """
     run, name, body, id, by = sending  # noqa: A001
     row = engine.store.index(run)
@@ -161,7 +161,7 @@ def _accepted(engine: Engine, message: Delivery, tx: Any) -> Delivered:
 
 
 class Outgoing:
-    """The messages of concurrent callers: one of them delivers all that wait, in one commit. The tasks of a loop that
+    """Group commit of the messages of concurrent callers: one caller delivers all that wait. The tasks of a loop that
     send in one turn share a thread as well."""
 
     def __init__(self, engine: Engine) -> None:
@@ -178,7 +178,7 @@ class Outgoing:
         with self._turn:
             if any(each.outcome is None for each in mine):
                 batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                # A caller that was interrupted took these messages along. Delivered again, they count once.
+                # An interrupted caller took these messages into its batch. Delivered again, they count once.
                 self._deliver(batch if mine[0] in batch else [*mine, *batch])
         return [each.outcome for each in mine if each.outcome is not None]
 

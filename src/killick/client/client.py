@@ -77,11 +77,11 @@ class AnyClient(Operations):
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
         tags: Sequence[str] = (), resume: bool = False, subject: str | None = None,
     ) -> Any:  # fmt: skip
-        """Runs an agent in this process and returns its result. Timers, backoffs and rate limits are waited out. Raises
+        """Runs an agent in this process and returns its result. Waits for timers, backoffs and rate limits. Raises
         RunWaiting if only a person or an event can wake the run, RunFailed if it fails, RunCancelled, RunPaused,
         RunDiverged if the code does not match the log, RunMismatch if the id has another agent or input.
 
-        id       the run's id; a known id continues that run, also without its input; an ended run returns its result
+        id       the run's id; a known id resumes that run, and needs no input; an ended run returns its result
         resume   without an id: continue an unfinished run of the same agent and input that no process holds
         subject  in an encrypted store, the person whose data it is; `store.erase` destroys their key
 
@@ -204,7 +204,7 @@ class AnyClient(Operations):
         status              one status or several: "running", "waiting", "paused", "failed", …
         agent, tag          only runs of this agent, or with this tag
         since_us, until_us  only runs whose last change is in this time, in microseconds since the epoch
-        before              the `number` of the last run of the page before
+        before              the `number` of the last run of the previous page
         """
         statuses = (status,) if isinstance(status, str) else tuple(status)
         query = RunQuery(status=statuses, agent=agent, tag=tag, since_us=since_us, until_us=until_us)
@@ -226,7 +226,7 @@ class AnyClient(Operations):
         Raises BoundaryUnknown.
 
         places   one step, or two positions: `6:before`, `6:after`, `@17`, `start`, `now`
-        against  another run; one position is then that of both
+        against  another run; one position then applies to both
         """
         if against is not None:
             return across(self.runtime.log, run, against, *places)
@@ -378,7 +378,7 @@ def open(url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None
     keys           the master key of an encrypted store: a file, `env:NAME`, 32 bytes, or an object with `wrap` and
                    `unwrap`; or several, of which the first wraps. By default those that `KILLICK_KEYS` names
     durability     "power" (the default): a commit survives a power failure; "process": only the end of the process
-    busy_seconds   how long to wait for the write lock, or for a server that is away; 60 by default
+    busy_seconds   how long to wait for the write lock, or for an unreachable server; 60 by default
     create         whether to create a missing store; True by default
     roles          a function from a person's name to their roles, which decide what they may answer
     lease_seconds  how long a frozen process keeps a run; by default until it ends, with a local store

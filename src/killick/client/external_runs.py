@@ -99,7 +99,7 @@ class ExternalRuns:
             return held
 
     def release(self, held: ExternalRun) -> bool:
-        """One caller less; True when that was the last one."""
+        """Removes a caller; returns whether it was the last one."""
         with self._mutex:
             held.users -= 1
             if held.users == 0:
@@ -126,7 +126,7 @@ class ExternalRun:
         self._leaving: asyncio.Event | None = None
 
     async def acquire(self) -> None:
-        """Hold the run for a caller that was counted already."""
+        """Holds the run for a caller that `ExternalRuns.acquire` counted."""
         try:
             await self.reach()
         except BaseException:
@@ -140,12 +140,12 @@ class ExternalRun:
             await asyncio.wait({self._held})
 
     async def reach(self) -> ExternalBranches:
-        """The branches of the run, which is leased again where it was released meanwhile."""
+        """The branches of the run. Leases the run again if it was released."""
         if self._held is not None and self._is_leaving:
             await asyncio.wait({self._held})
         if self._held is None or self._held.done():
             if not self.users:
-                raise KillickError(f"{self.run}: its host has ended; call inside the block")  # nobody would release it
+                raise KillickError(f"{self.run}: its host has ended; call inside the block")
             self._ready, self._leaving = self.loop.create_future(), asyncio.Event()
             self._held = self.loop.create_task(self._hold(self._ready))
         assert self._ready is not None
@@ -171,7 +171,7 @@ class ExternalRun:
 
     def _refuse(self, ready: asyncio.Future[ExternalBranches], error: BaseException) -> None:
         ready.set_exception(error)
-        ready.exception()  # looked at here: there may be no caller to raise it to
+        ready.exception()  # marks it as retrieved: there may be no caller to raise it to
 
     def _as_error(self, advanced: Any) -> BaseException:
         """The outcome of the run, as an error for its callers."""
@@ -182,7 +182,7 @@ class ExternalRun:
         return KillickError(f"{self.run}: has ended; use another id for new calls")
 
     async def _advanced(self) -> Any:
-        """Drive the run; one that this process is still releasing is waited for."""
+        """Executes the run, after this process has released it if necessary."""
         runtime = self._runtime
         for left in range(_TRIES, -1, -1):
             run, start = begin(runtime.engine, self._agent, None, self.run, None, self._tags)
@@ -205,7 +205,7 @@ class ExternalRun:
             hosted.why = partial(self._why, self._held)
             hosted.how = lambda: self._as_error(outcome_of(ex))
             if self._ready.done():
-                self._leaving.set()  # driven again after a store error: the next caller leases the run anew
+                self._leaving.set()  # executed again after a store error: the next caller leases the run anew
             else:
                 self._ready.set_result(hosted)
             ex.at_close = self._leaving.set

@@ -60,7 +60,7 @@ def restored(
 ) -> Restoration:
     """Restores files of a run at a position, or of a snapshot by its id; into its own folder, or into another."""
     if (at is None) == (snapshot is None):
-        raise WorkspaceRefused(run, "name a position or a snapshot to restore, one of them")
+        raise WorkspaceRefused(run, "name a position or a snapshot to restore, and not both")
     log = engine.log
     found = workspace_files.at(log, run, at) if at is not None else workspace_files.by_id(log, run, str(snapshot))
     with found:
@@ -90,7 +90,7 @@ def _in_place(engine: Engine, found: Files, paths: Sequence[bytes], *, by: str |
         facts = handle.ledger.facts
         if facts.files_due is not None:
             due = id_of(e.from_text(facts.files_due))
-            reason = f"its files go back to snapshot {due} when it is resumed; resume it first, or restore elsewhere"
+            reason = f"resuming it restores snapshot {due}; resume it first, or restore into another folder"
             raise WorkspaceRefused(found.run, reason)
         owner = owner_of(engine.store, found.run)
         with _workspace(engine, found, facts) as place:
@@ -106,11 +106,11 @@ def _in_place(engine: Engine, found: Files, paths: Sequence[bytes], *, by: str |
 
 @contextlib.contextmanager
 def _held(engine: Engine, run: str) -> Generator[RunLog]:
-    """Hold the lease of a run for as long as its files are restored; RunBusy where another process holds it."""
+    """Holds the lease of a run while its files are restored. Raises RunBusy if another process holds it."""
     holder, since = engine.ids.new("command"), engine.clock.monotonic()
     with leased(engine.log, run, holder, seconds=LEASE_SECONDS) as handle:
         leases = Leases(engine.store, holder, engine.clock)
-        # An append after the lease was lost is refused, so nothing has to be done about the loss.
+        # The store refuses an append after the lease is lost, so the loss needs no handling.
         leases.hold(run, handle.epoch, seconds=LEASE_SECONDS, since=since, lost=lambda _: None)
         try:
             yield handle

@@ -46,7 +46,7 @@ def addressees(to: Sequence[str], may: Sequence[str] | None) -> str:
 
 
 def agreement(need: int, voters: Sequence[str]) -> str:
-    """How many of the approvals that it needs there are: 1 of 2 approved (mia)."""
+    """Counts the approvals: 1 of 2 approved (mia). Empty if one suffices."""
     named = f" ({', '.join(voters)})" if voters else ""
     return f"{len(voters)} of {need} approved{named}" if need > 1 else ""
 
@@ -109,7 +109,7 @@ def _parsed(cursor: str) -> Urgency:
     try:
         when, priority, changed, number = map(int, cursor.split("."))
     except ValueError:
-        raise ValueRefused("cursor", "is not a cursor of an inbox; start without one") from None
+        raise ValueRefused("cursor", "is not an inbox cursor; start without one") from None
     return when, priority, changed, number
 
 

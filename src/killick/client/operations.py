@@ -120,7 +120,7 @@ def send_command(runtime: Runtime, run: str, by: str | None, *, awaits_holder: b
 
 
 def alive(runtime: Runtime, run: str, verb: str) -> str:
-    """The latest renewal of a run; refuses one that has ended."""
+    """Returns the latest renewal of a run. Raises AnswerRefused if it has ended."""
     run = renewals.latest(runtime.log, run)
     row = runtime.store.index(run)
     if row is None:

@@ -213,7 +213,7 @@ class AnyHandle(Generic[O]):
                 result: O = outcome(self._runtime.engine, named(self._agent), advanced)
                 return result
             if until is not None and clock.monotonic() >= until:
-                raise TimeoutError(f"{self.id}: has not ended within {timeout:g} s; it is {status}")
+                raise TimeoutError(f"{self.id}: still {status} after {timeout:g} s; see `killick show {self.id}`")
             await asyncio.sleep(self._nap_seconds)
 
     def _ended(self) -> tuple[str | None, RunOutcome | None]:
@@ -269,7 +269,7 @@ class AsyncHandle(AnyHandle[O], Awaits):
 
 
 def named(agent: AnyAgent | str) -> AnyAgent:
-    """An agent, by itself or by its name."""
+    """Returns an agent, given itself or its name."""
     if not isinstance(agent, str | Agent):  # pyright: ignore[reportUnnecessaryIsInstance]
         what = getattr(agent, "__name__", repr(agent))
         raise DeclarationRefused(what, "is not an agent; declare it with @killick.agent, or give the name of one")
@@ -331,7 +331,7 @@ def _read(engine: Engine, agent: AnyAgent, input: Any, opening: Opening | None) 
 
 
 def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, input: Any) -> None:  # noqa: A002
-    """RunMismatch where a known run has another agent or another input."""
+    """Raises RunMismatch if a known run has another agent or input."""
     log = engine.log
     first = log.event(run, 1)
     recorded = first.agent if isinstance(first, e.RunStarted) else ""
@@ -388,8 +388,8 @@ def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:
         raise RunDiverged(run, step, recorded=recorded, found=found, builds=builds)
     state = log.state(run)
     if (crashes := state.fold.facts.crashes) is not None and crashes.quarantined:
-        died = f"quarantined, for its process died {crashes.deaths} times in a row"
-        raise RunWaiting(run, (), why=f"a person; it is {died}: `killick show {run}`, then `killick resume {run}`")
+        died = f"quarantined after its process died {crashes.deaths} times in a row"
+        raise RunWaiting(run, (), why=f"a person: {died}; `killick show {run}`, then `killick resume {run}`")
     raise RunWaiting(run, _waits_below(engine, state))
 
 

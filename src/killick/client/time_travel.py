@@ -71,7 +71,7 @@ def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str |
         handle, sent = reached.log, reached.sent
         if handle is None:
             holder = f", by {reached.holder}, which holds it" if reached.holder else ""
-            return f"{'' if reached.is_taken else 'will be '}taken back to {label}{holder}"
+            return f"{'' if reached.is_taken else 'will be '}rewound to {label}{holder}"
         if (taken := _uncaptured(engine, run, handle.ledger, handle.key)) is not None:
             handle.append(captured(taken, handle.ledger.uncaptured(), at=clock.now_us()))
         found = rewind(log, handle, to, at=clock.now_us(), by=by, because=because)
@@ -84,7 +84,7 @@ def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str |
 
 
 def _uncaptured(engine: Engine, run: str, ledger: Ledger, key: str | None) -> Snapshot | None:
-    """Takes the files of a run whose last process changed them, and did not live to put a snapshot on record."""
+    """Snapshots the files of a run whose last process changed them and died before it recorded a snapshot."""
     if not ledger.uncaptured():
         return None
     try:
@@ -154,7 +154,7 @@ def forked(
 
 
 def free_name(store: Store, run: str) -> str:
-    """The id of a fork that is given none: the first that no run has."""
+    """The default id of a fork: the first that no run has."""
     names = chain((f"{run}-fork",), (f"{run}-fork-{number}" for number in count(2)))
     return next(name for name in names if store.head(name) is None)
 
@@ -263,7 +263,7 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
             raise AnswerRefused(run, f"the run is over ({facts.status}); start another")
         is_held_back = facts.paused or facts.mend
         if is_held_back or facts.status == "running":
-            # The lease of a running one was free, so its holder died: it is due now. It takes no earlier pause.
+            # A running run with a free lease: its holder died, and the run is due. Pauses sent before are dropped.
             late = [
                 message for message in log.store.inbox(run, name=inbox.COMMAND)
                 if inbox.body_of(log, message)["command"] == "pause"
@@ -272,7 +272,7 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
             handle.append(*taken, Entry(e.RunResumed(at=at, by=by), data), takes=tuple(each.number for each in late))
             return "resumed" if is_held_back else "taken over from a dead process"
         if facts.status != "failed":
-            return f"{facts.status}, nothing holds it back"
+            return f"already {facts.status}; nothing to resume"
         failed: Any = log.event(run, facts.ended)
         undone = _first_undone(handle.fold)
         step = undone or (handle.fold.step(failed.step) if failed.step else None)
@@ -285,7 +285,7 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
 
 
 def _await_pause(engine: Engine, run: str) -> None:
-    """Waits, up to a limit, while a run that is being paused is still held: its tool ends first."""
+    """Waits, up to a limit, until the holder of a run that is being paused releases it: its tool ends first."""
     end = engine.clock.monotonic() + PAUSE_SECONDS_MAX
     while engine.clock.monotonic() < end:
         head, row = engine.store.head(run), engine.store.index(run)

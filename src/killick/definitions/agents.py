@@ -76,7 +76,7 @@ class Agent(Generic[I, O]):
         return digest(input, at="input", secret_key=key)
 
     def checked(self, value: Any) -> Any:
-        """An input as the type that the agent takes. ValueRefused when it does not fit."""
+        """Converts an input to the type that the agent takes. Raises ValueRefused if it does not fit."""
         return convert(value, self.input_type, at="input") if self.takes_input else value
 
 

@@ -1,6 +1,6 @@
 """Where the running code is: in an agent, in a tool, or in neither.
 
-Everything that must know asks here: tools called directly, logging while replaying, I/O outside a step.
+Used by direct tool calls, by logging during replay, and by the checks for I/O outside a step.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def in_agent() -> bool:
 # logging ------------------------------------------------------------------------------------------
 
 _UNHEARD: Final = -1
-"""A level below every handler's: a record of it is made and goes nowhere."""
+"""A level below every handler's: no handler takes such a record."""
 
 
 def mark_log_records() -> None:
-    """From now on log records say run, step and attempt, and those of replayed agent code go nowhere.
+    """Adds run, step and attempt to all later log records, and drops those of replayed agent code.
 
-    A record of ours is one line with nothing in it that a terminal obeys, whichever names it holds.
+    Killick's own records become one line without terminal control characters.
     """
     inner = logging.getLogRecordFactory()
     if getattr(inner, "is_killick", False):
@@ -112,20 +112,20 @@ _patched: Final[list[tuple[type, str, Any]]] = []
 
 
 def watch_io(watcher: Callable[[UnrecordedIO], None]) -> Callable[[], None]:
-    """Tell the watcher of every I/O that agent code does outside a step, also in tasks and threads that it starts;
-    returns how to stop watching.
+    """Reports to the watcher all I/O of agent code outside a step, also in tasks and threads that it starts. Returns
+    the function that stops watching.
 
     The watcher may raise, which stops the I/O.
     """
     global _hooked
     if not _hooked:
-        # Audit hooks cannot be taken away again, so there is one, which checks for watchers.
+        # Audit hooks cannot be removed, so one stays installed and checks for watchers.
         _hooked = True
         sys.addaudithook(_audit)
     if not _watchers:
         _patch(threading.Thread, "start", _start_marked)
         _patch(ThreadPoolExecutor, "submit", _submit_marked)
-        # No audit event tells of a connection that was opened before.
+        # Sending over an open connection raises no audit event.
         for cls in (socket.socket, getattr(sys.modules.get("ssl"), "SSLSocket", socket.socket)):
             _patch(cls, "send", _send_watched)
             _patch(cls, "sendall", _send_watched)
@@ -134,7 +134,7 @@ def watch_io(watcher: Callable[[UnrecordedIO], None]) -> Callable[[], None]:
 
 
 def refuse_io(report: Callable[[UnrecordedIO], None] = lambda stray: None) -> Callable[[], None]:
-    """As `watch_io`, and only file reads are permitted: any other I/O of agent code raises IORefused."""
+    """As `watch_io`, but any I/O of agent code other than a file read raises IORefused."""
 
     def refuse(stray: UnrecordedIO) -> None:
         report(stray)
@@ -164,17 +164,17 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     if not _watchers or event not in WATCHED or (args and isinstance(args[0], str) and args[0] in _NOWHERE):
         return
     if (place := _place()) is not None:
-        _tell(place, *_said(event, args))
+        _report(place, *_described(event, args))
 
 
-def _tell(place: tuple[str, int], what: str, reads: bool) -> None:
+def _report(place: tuple[str, int], what: str, reads: bool) -> None:
     stray = UnrecordedIO(what, *place, reads)
     for watcher in tuple(_watchers):
         watcher(stray)
 
 
 def _place() -> tuple[str, int] | None:
-    """Where agent code is that does something right now; for a thread of its own at least where it was started."""
+    """The position of the active agent code; in a thread that agent code started, at least where it was started."""
     here = HERE.get()
     started = _threads.get(threading.current_thread())
     if (here is None and started is None) or (here is not None and not here.in_agent):
@@ -245,14 +245,14 @@ def _send_watched(send: Callable[..., Any]) -> Callable[..., Any]:
 
     def send_watched(self: socket.socket, *args: Any) -> Any:
         if self.family in _NETWORK and (place := _place()) is not None:
-            _tell(place, "socket.send", False)
+            _report(place, "socket.send", False)
         return send(self, *args)
 
     return send_watched
 
 
-def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
-    """An I/O as it would be written, and whether it only reads."""
+def _described(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
+    """Returns an I/O as source text, and whether it only reads."""
     target = repr(args[0]) if args and isinstance(args[0], str | bytes | int) else ""
     if event == "open":
         mode, flags = (*args[1:3], None, None)[:2]
@@ -263,28 +263,27 @@ def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
 
 
 def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
-    """The nearest frame of user code; none for debuggers, for imports, and for what Killick does on the agent's behalf,
-    of which the first part tells."""
+    """Whether Killick, an import or a debugger does the I/O; otherwise the nearest frame of user code, if any."""
     nearest: FrameType | None = None
     while frame is not None:
         if frame.f_globals is globals():
             frame = frame.f_back
             continue
         module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(_ASIDE) or module == "platform":
+        if module.startswith(_INTERNAL_READERS) or module == "platform":
             return True, None
         if module.startswith("killick.") or module == "killick":
             return nearest is None, nearest
         if module == "asyncio.events" and frame.f_code.co_name == "_run":
-            return False, nearest  # below is who runs the loop, and not who asked for this
+            return False, nearest  # the frames below run the loop; they did not request this
         if nearest is None and not _is_library(frame.f_code.co_filename):
             nearest = frame
         frame = frame.f_back
     return False, nearest
 
 
-_ASIDE: Final = ("importlib", "linecache", "tracemalloc", "pdb", "bdb")
-"""Modules that read for the interpreter, or for a debugger. So does `platform`, which starts `uname` once a process."""
+_INTERNAL_READERS: Final = ("importlib", "linecache", "tracemalloc", "pdb", "bdb")
+"""Modules that read for the interpreter or a debugger. So does `platform`, which starts `uname` once a process."""
 
 
 def is_user_code(frame: FrameType) -> bool:

@@ -32,9 +32,9 @@ class RestingCall(Protocol):
 
 
 class InnerSteps(msgspec.Struct, eq=False):
-    """The steps that the code of one attempt takes, of the same run. While one is under way, the attempt waits for it.
+    """The steps of the same run that the code of one attempt takes; the attempt waits for a step in progress.
 
-    Holds the counts; the execution counts.
+    Holds the counts; the execution changes them.
     """
 
     step: str
@@ -43,7 +43,7 @@ class InnerSteps(msgspec.Struct, eq=False):
     outer: InnerSteps | None
     """The inner steps of the attempt that took this attempt's own step."""
     inflight: tuple[str, str] | None = None
-    """The action of this attempt, where the same action elsewhere waits for it."""
+    """The action of this attempt, if the same action elsewhere waits for it."""
     hosted: Any = None
     """The external session in which they are taken, also while the run is being released."""
     live: RestingCall | None = None
@@ -58,12 +58,12 @@ class InnerSteps(msgspec.Struct, eq=False):
     """How often each call without a key was made since the attempt began."""
 
     def named(self, name: str) -> str:
-        """The key of the nth call of a name since the attempt began, which begins from its top each time."""
+        """The key of the nth call of a name since the attempt began: each attempt runs the code from its top."""
         self.nth[name] = nth = self.nth.get(name, 0) + 1
         return f"{self.guest}/{name}#{nth}"
 
     def around(self) -> Iterator[InnerSteps]:
-        """These, and those of all attempts around."""
+        """This attempt's inner steps, then those of each enclosing attempt."""
         found: InnerSteps | None = self
         while found is not None:
             yield found
@@ -132,7 +132,7 @@ class Tx:
         return cursor
 
     def end(self, because: str) -> None:
-        """Give out no connection any more: the transaction has ended, or was abandoned."""
+        """Refuses the connection from now on: the transaction has ended, or was abandoned."""
         self._over = because
 
 

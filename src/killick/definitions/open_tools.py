@@ -1,4 +1,4 @@
-"""Tools that others declare: they take any arguments by name, and their schema comes from elsewhere."""
+"""Tools that a framework or a server declares: any arguments by name, and a given JSON schema."""
 
 from __future__ import annotations
 

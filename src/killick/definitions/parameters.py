@@ -135,7 +135,7 @@ def _lenient_readings(value: Any) -> Iterator[Any]:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """A default as JSON; None where there is none, or none that JSON has a word for."""
+    """A default as JSON; None if there is none, or JSON cannot hold it."""
     try:
         return None if parameter.default is parameter.empty else untag(plain(parameter.default))
     except ValueRefused:
@@ -189,7 +189,7 @@ def _by_pydantic(name: str, adapter: Any, value: Any) -> Any:
 
 
 def without_titles(schema: Any, *, names: bool = False) -> Any:
-    """A schema without the titles that pydantic makes of names: a model reads them twice and pays for it."""
+    """A schema without the titles that pydantic derives from names: they repeat the names and cost tokens."""
     kind = schema.__class__
     if kind is list:
         return [without_titles(each) for each in schema]

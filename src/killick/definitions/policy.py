@@ -43,7 +43,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Happened(msgspec.Struct, frozen=True):
-    """Returned by a reconciler: the effect is in the world, and the tool would have returned `result`."""
+    """Returned by a reconciler: the effect happened, and the tool would have returned `result`."""
 
     result: Any = None
 
@@ -82,7 +82,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     approve: Approve | None = None
     because: str | None = None
     says_effect: bool = True
-    """False where nothing was said of the effect, and the default holds."""
+    """False if the declaration names no effect, so that the default applies."""
 
 
 OPTIONS: Final = {*Policy.__struct_fields__, "limit"} - {"limits", "says_effect"}
@@ -144,5 +144,5 @@ def refuse_on_misfit(name: str, policy: Policy) -> None:
         raise DeclarationRefused(
             name,
             f"Retry(on=({named},)) would repeat an effect that may happen only once; give nothing_happened=({named},) "
-            "if that error proves that nothing happened, or effect='idempotent' and send its key along",
+            "if that error proves that nothing happened, or effect='idempotent' and pass the key on",
         )

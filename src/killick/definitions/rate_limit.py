@@ -1,4 +1,4 @@
-"""Limits that tools share: so many calls in so much time, or at once, for each value of one argument.
+"""Limits that tools share: calls in a time, or calls in flight, for each value of one argument.
 
 The store counts the calls of all its processes. Nothing here waits.
 """
@@ -16,7 +16,7 @@ from killick.model.retry import rate
 from killick.store.records import PermitPool, TokenBucket
 
 AT_ONCE_MAX: Final = 1_000
-"""A step reads who holds the permits of its limit."""
+"""Bounded, because a step reads the holders of all permits of its limit."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Limit:
     """A limit, which all tools with the same limit share, in all processes of a store.
 
     name     the name of the limit
-    rate     so many calls in so much time: "10/min", "5/s", "100/h", "3/2m"
+    rate     a number of calls in a time: "10/min", "5/s", "100/h", "3/2m"
     by       a parameter of the tools: each of its values has its own limit
     burst    how many calls of the rate may come at once; by default all
     at_once  how many calls may be in flight at the same time

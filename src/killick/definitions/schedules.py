@@ -19,10 +19,10 @@ Missed = Literal["skip", "once", "all"]
 Overlap = Literal["skip", "queue", "cancel", "allow"]
 
 ALL_MAX: Final = 100
-"""Missed firings that are made up for, at the most: the latest ones."""
+"""The maximum number of missed firings that start runs: the latest ones."""
 
 COUNT_MAX: Final = 10_000
-"""Missed firings of a cron expression that are counted; a larger number is reported as more."""
+"""The maximum number of missed firings of a cron expression that are counted."""
 
 LATE_US: Final = 60_000_000
 """A firing that is later than this was missed."""
@@ -41,7 +41,7 @@ class Dues(msgspec.Struct, frozen=True):
 
 
 class Every(msgspec.Struct, frozen=True):
-    """Again and again after the same time, counted from when it began; slow firings do not push later ones back."""
+    """A fixed interval, counted from its start; slow firings do not delay later ones."""
 
     interval_us: int
 
@@ -69,7 +69,7 @@ class Cron(msgspec.Struct, frozen=True):
         return self.after(now_us)
 
     def after(self, us: int) -> int:
-        """The first time later than this. Where a local time comes twice, the calendar alone would go back."""
+        """The first time later than this. In an hour that clocks repeat, the calendar alone would go back."""
         times = CronSim(self.expression, moment(us, self.tz))
         while (found := in_us(next(times))) <= us:
             pass
@@ -87,7 +87,7 @@ class Cron(msgspec.Struct, frozen=True):
         return Dues(first, min(count, COUNT_MAX), tuple(latest), at)
 
     def _near(self, at: int, now_us: int, *, back: int) -> int:
-        """A time that the latest ones follow: years of minutes are not gone through one by one."""
+        """A time shortly before the latest ones, so that years of minutes are not enumerated."""
         while back < now_us - at:
             found = self.after(now_us - back)
             if found <= now_us:
@@ -129,16 +129,16 @@ def zone(tz: str) -> tzinfo:
 
 
 def moment(us: int, tz: str = "UTC") -> datetime:
-    """A time as a moment in a time zone."""
+    """Converts microseconds to a datetime in a time zone."""
     return (_EPOCH + timedelta(microseconds=us)).astimezone(zone(tz))
 
 
 def in_us(at: datetime) -> int:
-    """A moment as a time."""
+    """Converts a datetime to microseconds."""
     return (at.astimezone(UTC) - _EPOCH) // _US
 
 
 def stamp(us: int) -> str:
-    """A time as ids name it: to the minute, or as exactly as it needs."""
+    """A time as ids name it: to the minute, or as exactly as necessary."""
     exactness = "minutes" if us % 60_000_000 == 0 else "seconds" if us % 1_000_000 == 0 else "milliseconds"
     return moment(us).replace(tzinfo=None).isoformat(timespec=exactness) + "Z"

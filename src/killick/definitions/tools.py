@@ -134,8 +134,8 @@ class Shape:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arguments by name: all of them, as their declared types, and those that were given, as they are.
 
-        TypeError, as for any call, if they misfit. Digests are of those given, so that neither a new default parameter
-        nor another default changes one.
+        Raises TypeError on a misfit, as any call does. Digests cover only the given arguments, so new or changed
+        defaults do not change them.
         """
         given = dict(zip(self._defaults, args, strict=False), **kwargs)
         is_complete = len(given) == len(args) + len(kwargs)
@@ -160,7 +160,7 @@ class Shape:
         return arguments, given
 
     def _fitted(self, name: str, value: Any) -> Any:
-        """An argument as the declared type, where that loses nothing. ValueRefused where it would."""
+        """An argument as the declared type. Raises ValueRefused if the conversion would lose data."""
         hint = self._hint(name)
         if hint in type(value).__mro__:
             return value
@@ -183,7 +183,7 @@ class Shape:
         return self
 
     def unknown_parameters(self, names: Collection[str]) -> list[str]:
-        """Those that are no parameters of it."""
+        """Returns the names that are not its parameters."""
         return sorted(set(names) - self.hints.keys())
 
     def restore(self, recorded: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def _is_plain(policy: Policy, shape: Shape) -> bool:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a recorded value has a secret in it, of which only the digest is on record."""
+    """Whether a recorded value contains a secret, of which the log has only the digest."""
     if isinstance(value, Mapping):
         return any(map(holds_secret, value.values()))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     if isinstance(value, list | tuple | set | frozenset):
@@ -325,8 +325,8 @@ def checked_tool(declared: Tool[..., Any]) -> None:
     """Refuse a declaration that contradicts itself."""
     policy, name = declared.policy, declared.name
     if next(iter(inspect.signature(declared.fn).parameters), "") in ("self", "cls"):
-        reason = "is a method, and its object is not on record; declare a function that takes what it needs"
-        raise DeclarationRefused(name, f"{reason}, or killick.tool(name=…)(thing.{name}) of one object")
+        reason = "is a method, whose object the log does not have; declare a function that takes what it needs"
+        raise DeclarationRefused(name, f"{reason}, or declare killick.tool(name=…)(thing.{name}) for one object")
     if not callable(policy.effect) and policy.effect not in EFFECTS:
         raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(EFFECTS)}")
     for option, named in (("identity", policy.identity or ()), ("consumes", policy.consumes)):
@@ -342,13 +342,13 @@ def checked_tool(declared: Tool[..., Any]) -> None:
     if not callable(policy.effect):
         refuse_tx_misfit(name, policy.effect, declared.shape)
     if declared.shape.takes_tx and declared.shape.is_async:
-        raise DeclarationRefused(name, "a transaction is for plain def tools; an async one would keep it open too long")
+        raise DeclarationRefused(name, "effect='transaction' needs a plain def tool; write def in place of async def")
     if policy.isolate == "process" and declared.shape.takes_tx:
         raise DeclarationRefused(name, "a transaction cannot span processes; remove isolate='process'")
     if policy.isolate == "process" and declared.shape.is_async:
-        raise DeclarationRefused(name, "isolate='process' is for plain def tools; an async one is cancelled")
+        raise DeclarationRefused(name, "isolate='process' needs a plain def tool; timeout= alone stops an async one")
     if policy.isolate == "process" and ("<locals>" in declared.fn.__qualname__ or declared.fn.__module__ == "__main__"):
-        raise DeclarationRefused(name, "isolate='process' needs a function at the top of an importable module")
+        raise DeclarationRefused(name, "isolate='process' needs a function at the top level of an importable module")
 
 
 def refuse_tx_misfit(name: str, effect: EffectClass, shape: Shape | None) -> None:
@@ -359,7 +359,7 @@ def refuse_tx_misfit(name: str, effect: EffectClass, shape: Shape | None) -> Non
             name, "effect='transaction' needs a parameter `tx: killick.Tx = killick.TX` to write with"
         )
     if takes_tx and effect != "transaction":
-        raise DeclarationRefused(name, f"it takes a killick.Tx, its effect is {effect!r}; give effect='transaction'")
+        raise DeclarationRefused(name, f"takes a killick.Tx, but its effect is {effect!r}; give effect='transaction'")
 
 
 TOOLS: Final[dict[str, Tool[..., Any]]] = {}

@@ -90,7 +90,7 @@ def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None, cip
         if not marked and len(raw) <= STRING_BYTES_MAX and _decode(raw) == obj:
             return Packed(raw, ())  # a small value that is already plain JSON, as most are
     except Exception:
-        pass  # the way below finds the error and names its place
+        pass  # the slower path below finds the error and its place
     tree = plain(obj, at=at, secret_key=secret_key)
     try:
         raw = _encode(tree)
@@ -337,7 +337,7 @@ def _node(tag: bytes, names: list[bytes]) -> bytes:
 
 
 def _fetched(raw: bytes, fetch: Fetch, known: dict[str, Blob] | None = None) -> dict[str, Blob]:
-    """As `gathered`, by the written form of the hashes, and only what can be read: an encrypted chunk is refused."""
+    """As `gathered`, by the written form of the hashes. Refuses an encrypted chunk."""
     pieces: dict[str, Blob] = {} if known is None else known
     wanted = {name: None for name in _names(raw) if name not in pieces}
     while wanted:
@@ -511,7 +511,7 @@ _SCALARS: Final = frozenset({str, int, bool, float, type(None)})
 
 
 def through_codec(value: Any, *, at: str = "output", secret_key: bytes | None = None) -> Any:
-    """A value as it comes back from the record; with the key of secrets, where arguments may hold some."""
+    """Returns a value as the log returns it. Arguments need `secret_key`: they may contain a Secret."""
     if type(value) in _SCALARS:
         return value
     packed = pack(value, at=at, secret_key=secret_key)

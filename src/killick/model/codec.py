@@ -158,7 +158,7 @@ def flat_json(obj: Any) -> bytes | None:
 
 
 def flat_value(value: Any) -> bytes | None:
-    """Returns the stored form of a short scalar that comes back from the record as it is; None for any other value."""
+    """Returns the stored form of a short scalar that decodes to itself; None for any other value."""
     if value.__class__ is int:
         return b"%d" % value if -_LONG <= value < _LONG else None
     raw = flat_json({"": value})
@@ -335,7 +335,7 @@ def _map(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
             part = key
             name = _LOWER[type(key)](key, depth + 1, how)
             if not _hashable(name):
-                raise _Refusal("cannot be a key: it comes back as a dict or a list; use a tuple or a string")
+                raise _Refusal("cannot be a key: it is stored as a dict or a list; use a tuple or a string")
             part = item
             pairs[_text(name)] = name, _LOWER[type(item)](item, depth + 1, how)
     except _Refusal as refusal:

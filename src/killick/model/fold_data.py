@@ -54,7 +54,7 @@ class FoldData(VectorFold):
     @property
     def _wake_at(self) -> int | None:
         facts = self.facts
-        # A cancellation that waits, for a person or a child, is due by a message, as any other wait.
+        # A cancellation that waits for a person or a child becomes due by a message, as any other wait.
         cancels = facts.cancelling and not facts.ended and (facts.status == "running" or not facts.cancel_begun)
         if facts.status == "queued" or cancels:
             return facts.changed_at or facts.started_at

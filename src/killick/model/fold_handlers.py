@@ -28,7 +28,7 @@ def _kept(fold: FoldData, seq: int, event: e.RunForked | e.RunRewound) -> None:
         fold.facts.kept += (KeptEvents(seq, event.cut, event.keep),)
 
 
-def _go_on(fold: FoldData, seq: int, event: e.Event) -> None:
+def _clear_holds(fold: FoldData, seq: int, event: e.Event) -> None:
     """Clears holds and the holder: after a rewind, in a fork, or on resume."""
     facts = fold.facts
     facts.paused = facts.cancelling = False
@@ -43,7 +43,7 @@ def _run_resumed(fold: FoldData, seq: int, event: e.RunResumed) -> None:
     """
     facts = fold.facts
     cancelling = facts.cancelling and not facts.ended
-    _go_on(fold, seq, event)
+    _clear_holds(fold, seq, event)
     facts.cancelling = cancelling
     facts.taken = facts.taken and event.by == "killick"
     if facts.trigger is not None:
@@ -51,7 +51,7 @@ def _run_resumed(fold: FoldData, seq: int, event: e.RunResumed) -> None:
 
 
 def _run_forked(fold: FoldData, seq: int, event: e.RunForked) -> None:
-    _go_on(fold, seq, event)
+    _clear_holds(fold, seq, event)
     _kept(fold, seq, event)
     facts = fold.facts
     facts.run, facts.forked_from, facts.generation = event.run, event.parent, event.generation
@@ -66,7 +66,7 @@ def _run_forked(fold: FoldData, seq: int, event: e.RunForked) -> None:
 
 
 def _run_rewound(fold: FoldData, seq: int, event: e.RunRewound) -> None:
-    _go_on(fold, seq, event)
+    _clear_holds(fold, seq, event)
     _kept(fold, seq, event)
     fold.facts.generation = event.generation
     fold.facts.taken = False
@@ -232,7 +232,7 @@ def _attempt_ended(fold: FoldData, seq: int, event: e.AttemptEnded) -> None:
 def _attempt_settled(fold: FoldData, seq: int, event: e.AttemptSettled) -> None:
     step = fold.changing(event.step)
     if step is None or not step.attempts or (event.started and not is_started_at(step, event.started)):
-        return  # what another timeline did was settled, whose step had the same number
+        return  # this settles another timeline's attempt, whose step had the same number
     step.delayed_until = None
     if event.settlement == "did_not_happen":
         fold.move(step, "intended", event, seq)

@@ -20,8 +20,8 @@ from killick.type_init import ready
 EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone"]
 
 _NOT_THERE: Final = ("did_not_happen", "undone")
-_TAKEN_BACK: Final = ("workspace", "transaction")
-"""The effects of which an attempt that ended without an outcome leaves nothing behind."""
+_ROLLED_BACK: Final = ("workspace", "transaction")
+"""The effect classes whose attempts leave nothing behind if they end without an outcome."""
 
 BUDGET: Final = "killick.budget"
 """The claim space that orders counted effects within a budget group."""
@@ -305,7 +305,7 @@ def _fork_made(ledger: Ledger, seq: int, event: e.ForkMade) -> None:
 
 
 def _permits_returned(ledger: Ledger, seq: int, event: e.Event) -> None:
-    """A run that ended, or went back, calls nothing any more: what it left open gives its permits back."""
+    """Returns the permits of open attempts: a run that ended or was rewound makes no more calls."""
     ledger.release(list(ledger.permits()))
 
 
@@ -316,14 +316,14 @@ def _run_rewound(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
     ledger.facts.begins.clear()
     ledger.facts.tells.clear()
     if event.files is not None:
-        _files_gone_back(ledger, seq, event)
+        _files_restored(ledger, seq, event)
         ledger.facts.files_due, ledger.facts.due_because = event.files, "rewound"
         ledger.captures.append(Capture(seq, event.files, seq))
 
 
-def _files_gone_back(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
-    """Marks file-only effects after the cut as undone, and those before it that were undone since as there again:
-    restoring the snapshot did both."""
+def _files_restored(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
+    """Marks file-only effects after the cut as undone, and those before it that were undone later as happened:
+    restoring the snapshot does both."""
     for index in range(len(ledger.effects) - 1, -1, -1):
         effect = ledger.effects[index]
         if effect.started <= event.cut:
@@ -355,7 +355,7 @@ def _workspace_restored(ledger: Ledger, seq: int, event: e.WorkspaceRestored) ->
     if event.because in ("rewound", "forked"):
         ledger.facts.files_due = None
     elif event.because == "undone":
-        ledger.facts.files_changed = seq  # only some paths went back: no snapshot holds all the files as they are
+        ledger.facts.files_changed = seq  # only some paths were restored: no snapshot has all files as they are now
 
 
 def _run_taken(ledger: Ledger, seq: int, event: e.RunTaken) -> None:
@@ -438,7 +438,7 @@ def _attempt_started(ledger: Ledger, seq: int, event: e.Started) -> None:
     facts.keys.pop(event.step, None)
     effect = ledger.changing(event.key) or (None if event.action is None else ledger.reopening(event.key))
     if effect is not None:
-        if effect.status in ("open", "in_doubt") and effect.effect not in _TAKEN_BACK:
+        if effect.status in ("open", "in_doubt") and effect.effect not in _ROLLED_BACK:
             effect.doubted = True
         ledger.turn(effect, "open")
         effect.attempts, effect.claims = event.attempt, rights or effect.claims
@@ -528,7 +528,7 @@ def _message_sent(ledger: Ledger, seq: int, event: e.MessageSent) -> None:
 def _child_spawned(ledger: Ledger, seq: int, event: e.ChildSpawned) -> None:
     name = ledger.facts.tells.pop(event.step, None)
     if name is not None and any(child.run == event.run for child in ledger.children):
-        ledger.called(name, -1)  # it is one that was there already
+        ledger.called(name, -1)  # the child existed before
     child = Child(event.run, event.agent, event.step, seq, event.on_parent_end)
     ledger.facts.children_open[event.run] = ledger.children.append(child)
 

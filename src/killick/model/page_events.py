@@ -1,4 +1,4 @@
-"""The events of the context window: pages that left it, came back, or are kept in it."""
+"""The events of the context window: pages evicted, faulted and pinned."""
 
 from __future__ import annotations
 
