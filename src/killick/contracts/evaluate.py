@@ -26,11 +26,17 @@ def applies_to(rule: Rule) -> Callable[[Intention], bool]:
         denied = Names(rule.terms)
         return lambda intention: denied.match(intention.name)
     patterns: Sequence[str] = rule.terms if rule.kind == "once" else rule.tools
+    if rule.kind == "budget" and not patterns and _OF_MODELS.issuperset(rule.terms):
+        return lambda intention: intention.sort in ("model", "child")
     if not patterns:
         is_check = rule.kind == "check"
         return lambda intention: is_check or intention.sort != "context"
     names, explicit = Names(patterns), Names(pattern for pattern in patterns if pattern[0] not in WILD)
     return lambda intention: (names if _is_act(intention) else explicit).match(intention.name)
+
+
+_OF_MODELS: Final = frozenset({"tokens", "money"})
+"""The measures of a budget that only models and children spend from, where it names no tools."""
 
 
 def _is_act(intention: Intention) -> bool:

@@ -136,9 +136,10 @@ class ContractsInForce:
 
     def unbound(self) -> list[Entry]:
         """The events to write first: the contracts in force that are not recorded yet."""
-        facts, now = self._log.fold.facts, self._engine.clock.now_us()
+        facts = self._log.fold.facts
         if facts.contracts is self._said:
             return []
+        now = self._engine.clock.now_us()
         known = {bound.of: bound.digest for bound in facts.contracts}
         wanted = {bound.of: bound.contract for bound in self.bound}
         entries = [
@@ -204,9 +205,8 @@ class ContractsInForce:
         """
         if self.is_shared or self.unbound() or self.looked(name, arguments):
             return None
-        for value in arguments.values():
-            if type(value) not in PLAIN_VALUES:
-                return None
+        if not PLAIN_VALUES.issuperset(map(type, arguments.values())):
+            return None
         verdict = self.judge(
             Intention(name=name, sort="tool", arguments=arguments, step=step, effect=effect, by="agent")
         )
@@ -254,6 +254,8 @@ class ContractsInForce:
         if files is None:
             named = [bound.contract.path_arguments(name) for bound in self.bound]
             files = self._files[name] = [pair for each in named for pair in each.items()]
+        if not files:
+            return {}
         paths: dict[str, str] = {}
         for argument, roots in files:
             paths = real_paths(arguments.get(argument), argument, roots) | paths

@@ -352,7 +352,8 @@ class StepExecution(StepState):
                 raise ex.signal
 
     def _note_inner(self, inner: InnerSteps) -> None:
-        self.waits_inside = inner.is_refused or not inner.waits.isdisjoint(self.ex.log.fold.facts.pending)
+        waits = inner.waits  # only then the log is folded in the middle of a step
+        self.waits_inside = inner.is_refused or bool(waits and not waits.isdisjoint(self.ex.log.fold.facts.pending))
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
