@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from itertools import count
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -143,6 +144,11 @@ class PostgresServer(Forked):
                 self._room.release()
             backoff = backoff or Backoff(self)
             backoff.wait(problem)
+
+    def resend(self, work: Callable[[Session, bool], T]) -> T:
+        """As `run`; the operation learns whether an earlier try of it may have been committed."""
+        tries = count()
+        return self.run(lambda session: work(session, next(tries) > 0))
 
     def transact(self, work: Callable[[Session], T], was_committed: Callable[[Session, T], bool] | None = None) -> T:
         """Runs an operation as one transaction. If the session is lost during commit, `happened` finds out whether it

@@ -105,15 +105,12 @@ class PostgresStore(SqlReads):
         if not items:
             self._server.refuse_closed()
             return []
-        tries = 0
 
-        def write(session: Session) -> list[records.Head | LogError]:
-            nonlocal tries
-            tries += 1
+        def write(session: Session, again: bool) -> list[records.Head | LogError]:
             results = append(session, self._q, items, self._clock_us())
-            return results if tries == 1 else acknowledged(items, results, partial(committed, session, self._q))
+            return acknowledged(items, results, partial(committed, session, self._q)) if again else results
 
-        return self._server.run(write)
+        return self._server.resend(write)
 
     def read(
         self, run: str, *, after: int = 0, limit: int = records.READ_LIMIT, data: bool = True
@@ -282,17 +279,10 @@ class PostgresStore(SqlReads):
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | LogError]:
-        tries = 0
-
-        def write(session: Session) -> list[records.Delivered | LogError]:
-            nonlocal tries
-            tries += 1
-            return deliver(session, self._q, deliveries, again=tries > 1)
-
         if not deliveries:
             self._server.refuse_closed()
             return []
-        return self._server.run(write)
+        return self._server.resend(lambda session, again: deliver(session, self._q, deliveries, again=again))
 
     # finding ----------------------------------------------------------------------------------
 
@@ -378,15 +368,9 @@ class PostgresStore(SqlReads):
             if session.rows(self._q.has_fork, run):
                 raise StoreError(f"{run}: a fork depends on it; remove the fork first")
             session.run(self._q.drop_events, number, -1)
-            for drop in (
-                self._q.drop_tags,
-                self._q.drop_uses,
-                self._q.drop_snapshots,
-                self._q.drop_messages,
-                self._q.drop_outbox,
-                self._q.write_tombstone,
-            ):
-                session.run(drop, number)
+            q = self._q
+            for each in (q.drop_tags, q.drop_uses, q.drop_snapshots, q.drop_messages, q.drop_outbox, q.write_tombstone):
+                session.run(each, number)
 
         def was_committed(session: Session, _: None) -> bool:
             return not session.rows(self._q.number, run)

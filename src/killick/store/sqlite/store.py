@@ -399,15 +399,8 @@ class SqliteStore(SqlReads):
             number = found[0]
             first = number << SEQ_BITS
             db.execute(Q.drop_events, (first, first + SEQ_MAX))
-            for drop in (
-                Q.drop_tags,
-                Q.drop_uses,
-                Q.drop_snapshots,
-                Q.drop_messages,
-                Q.drop_run,
-                Q.drop_quarantine,
-                Q.drop_outbox,
-            ):
+            drops = (Q.drop_tags, Q.drop_uses, Q.drop_snapshots, Q.drop_messages, Q.drop_run, Q.drop_quarantine)
+            for drop in (*drops, Q.drop_outbox):
                 db.execute(drop, (number,))
             write_lease(db, (*found[:7], None, None, 1))
 
@@ -425,14 +418,8 @@ class SqliteStore(SqlReads):
                 search_terms.forget(db, list(search_terms.damaged(db, names)))
                 db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
                 db.executemany(Q.set_lane, misplaced(db))
-                for clear in (
-                    Q.clear_uses,
-                    Q.clear_runs,
-                    Q.clear_tags,
-                    Q.clear_snapshots,
-                    Q.clear_quarantine,
-                    Q.clear_outbox,
-                ):
+                clears = (Q.clear_uses, Q.clear_runs, Q.clear_tags, Q.clear_snapshots, Q.clear_quarantine)
+                for clear in (*clears, Q.clear_outbox):
                     db.execute(clear)
         return found
 
