@@ -312,7 +312,7 @@ def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
     done = old(kd, clock, tmp_path)
     assert done.runs == ("fine",)
     assert done.kept["apart"] == "it is quarantined (somebody touched it)"
-    assert done.kept["erased"] == "it says which values were erased, and others may have shared them"
+    assert done.kept["erased"] == "it records the erasure of values that other runs may share"
     assert done.kept["broken"].startswith("its event log fails verification (value ")
     assert bundle.verify(tmp_path / "old.gz").runs == 1
 
@@ -324,7 +324,7 @@ def test_a_run_whose_index_lies_stays(kd: killick.Client, clock: killick.clock.L
     index = RunIndex(agent=row.agent, status="completed", changed_at_us=row.changed_at_us)
     assert kd.runtime.store.reindex("r", index, at=kd.runtime.log.head("r").seq)
     done = old(kd, clock, tmp_path)
-    assert done.kept == {"r": "its log does not end; `killick store verify` corrects the index"}
+    assert done.kept == {"r": "its log has no end; `killick store verify` corrects the index"}
     assert list(tmp_path.iterdir()) == []
     assert there(kd) == {"r"}
 

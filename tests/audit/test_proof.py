@@ -83,11 +83,15 @@ def test_values_that_were_erased_cannot_be_shown_and_the_event_still_can(kd: kil
 
 
 def test_what_is_not_sealed_or_not_there_is_refused_with_the_next_move(kd: killick.Client) -> None:
-    with pytest.raises(SealRefused, match="event 1 is not sealed yet, nothing of it is; killick store seal does that"):
+    with pytest.raises(
+        SealRefused, match="event 1 is not sealed yet, nor is any other of the run; run `killick store seal`"
+    ):
         kd.store.prove("a", 1)
     kd.store.seal(KEY)
     kd.runtime.log.open("a").append(note("later"))
-    with pytest.raises(SealRefused, match="event 7 is not sealed yet, only up to 6; killick store seal does that"):
+    with pytest.raises(
+        SealRefused, match="event 7 is not sealed yet, only events up to 6 are; run `killick store seal`"
+    ):
         kd.store.prove("a", 7)
     for seq in (0, 8):
         with pytest.raises(SealRefused, match=f"has no event {seq}; it has 1 to 7"):
@@ -172,7 +176,7 @@ def test_a_proof_fits_the_checkpoint_it_was_made_under_the_next_and_an_older_one
         if kept in (4, since):
             assert verify_proof(proof, PUB, files[kept]).since is not None
         else:
-            with pytest.raises(ProofBroken, match=r"grew out of the one of .*; killick store prove --since CHECKPOINT"):
+            with pytest.raises(ProofBroken, match=r"extends the one of .*; `killick store prove --since CHECKPOINT"):
                 verify_proof(proof, PUB, files[kept])
 
 

@@ -395,16 +395,16 @@ def test_a_body_that_was_edited_is_found_like_a_value(path: Path) -> None:
 def test_a_run_that_was_removed_with_all_its_rows_is_named(path: Path) -> None:
     with Forger(path) as forger:
         forger.remove("b")
-    assert found(path) == {"b": (None, "is gone: it was sealed at event 8, and nothing says where to")}
+    assert found(path) == {"b": (None, "is missing: it was sealed at event 8, and no prune is on record")}
 
 
 def test_a_store_that_was_rolled_back_to_yesterday_is_said_to_be_and_names_what_is_lost(path: Path) -> None:
     shutil.copy(path.with_name("monday.db"), path)
     told = found(path)
-    assert told[None] == (None, "was rolled back or cut: its seals end at 3 of the 7 entries of the checkpoint")
+    assert told[None] == (None, "was rolled back or cut: its seals have 3 of the 7 entries of the checkpoint")
     assert told["a"] == (7, "ends at event 6, and was sealed at event 9")
     assert told["b"] == (7, "ends at event 6, and was sealed at event 8")
-    assert told["d"] == (None, "is gone: it was sealed at event 6, and nothing says where to")
+    assert told["d"] == (None, "is missing: it was sealed at event 6, and no prune is on record")
     assert "c" not in told
 
 
@@ -435,7 +435,7 @@ def test_seals_that_were_forged_with_another_key_hold_by_themselves_and_not_agai
         assert names(kd.store.verify(key=PUB).problems) == {SEALS}, "but it is not signed"
     told = found(path)
     assert told["b"] == (1, "an event from 1 to 8 differs from its seal")
-    assert told[None][1].startswith("was rolled back or cut: its seals end at ")
+    assert told[None][1].startswith("was rolled back or cut: its seals have ")
     assert "a" not in told
 
 
@@ -460,7 +460,9 @@ def test_a_store_without_its_seals_is_caught_by_the_key_alone(path: Path) -> Non
         forger.remove(SEALS)
     with killick.open(str(path)) as kd:
         assert kd.store.verify().holds
-        assert [each.what for each in kd.store.verify(key=PUB).problems] == ["has no seals that the key could prove"]
+        assert [each.what for each in kd.store.verify(key=PUB).problems] == [
+            "has no seals for the key to prove; `killick store seal` makes one"
+        ]
     assert None in found(path)
 
 
@@ -695,7 +697,7 @@ def test_a_run_that_left_without_a_word_is_a_fault_for_ever(kd: killick.Client) 
     done = kd.store.seal(KEY)
     assert done.gone == {"b": None}
     [problem] = kd.store.verify(checkpoint=done.file, key=PUB).problems
-    assert problem.what == "is gone: it was removed after event 6, and nothing says where to"
+    assert problem.what == "is missing: it was removed after event 6, and no prune is on record"
 
 
 @pytest.mark.gate(2)

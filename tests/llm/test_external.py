@@ -152,7 +152,7 @@ async def test_another_call_under_a_key_is_refused_and_nothing_runs(
             with pytest.raises(killick.KillickError, match="on record as tool pay with other arguments"):
                 await host.call(PAY, {"amount": 2}, key="a", fn=paying(done))
     async with kd.host("thread") as host:
-        with pytest.raises(killick.KillickError, match="give this call another id"):
+        with pytest.raises(killick.KillickError, match="give this call another key"):
             await host.call(PAY, {"amount": 2}, key="a", fn=paying(done))
         assert await host.call(PAY, {"amount": 2}, key="b", fn=paying(done)) == {"paid": 2}
     assert done == [1, 2]

@@ -312,5 +312,5 @@ def test_every_rehearsal_of_an_agent_begins_its_script_anew() -> None:
 
 
 def test_a_turn_that_is_none_is_refused_when_the_script_is_written() -> None:
-    with pytest.raises(FakeRefused, match=r"\('get', \{'n': 1\}\) is no turn; give a text, call\(name, …\)"):
+    with pytest.raises(FakeRefused, match=r"\('get', \{'n': 1\}\) is not a turn; give a text, call\(name, …\)"):
         scripted(("get", {"n": 1}), "Done.")  # type: ignore[arg-type]

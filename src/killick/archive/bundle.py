@@ -139,7 +139,7 @@ def _lines(place: str) -> Generator[Iterator[bytes]]:
 
 
 def _bounded(place: str, file: BufferedReader) -> Iterator[bytes]:
-    """The lines of a file. A few bytes of gzip can be a line of any length, so a long one is not read to its end."""
+    """The lines of a file. Stops inside a long line: a few bytes of gzip can unpack to any length."""
     while line := file.readline(LINE_BYTES_MAX + 1):
         if len(line) > LINE_BYTES_MAX:
             raise ExportBroken(place, f"has a line of more than {LINE_BYTES_MAX:,} bytes, which no archive has")
@@ -151,7 +151,7 @@ def _section(place: str, first: bytes, lines: Iterator[bytes]) -> bytes:
     try:
         header = _header(first)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ExportBroken(place, "has another line where a run should begin; it was changed") from None
+        raise ExportBroken(place, "has no run where one should begin; it was changed, use another copy") from None
     section, size = [first], 0
     for _ in range(header.events + header.messages + header.values):
         line = next(lines, b"")
@@ -160,7 +160,7 @@ def _section(place: str, first: bytes, lines: Iterator[bytes]) -> bytes:
         section.append(line)
         size += len(line)
         if size > RUN_BYTES_MAX:
-            raise ExportBroken(place, f"has more than {RUN_BYTES_MAX:,} bytes of {header.run}; read it elsewhere")
+            raise ExportBroken(place, f"has {header.run} with over {RUN_BYTES_MAX:,} bytes; this build reads no more")
     return b"".join(section)
 
 
@@ -191,7 +191,7 @@ class Writer:
             self._raw = self._opened.enter_context(create_private(self.part))
             self._opened.callback(self.part.unlink, missing_ok=True)
         except FileExistsError:
-            why = f"{self.part.name} exists: another process writes it, or crashed; remove it or name another file"
+            why = f"{self.part.name} exists: another process writes it, or died; remove it, or name another file"
             raise ArchiveRefused(str(self.path), why) from None
         except OSError as error:
             raise ArchiveRefused(str(self.path), f"cannot be written ({error.strerror}); name another file") from None
@@ -210,7 +210,7 @@ class Writer:
         found = Export(str(self.path), section)
         row = found.loaded().index(found.header.run)
         if row is None or row.status not in ENDED:
-            raise ExportBroken(str(self.path), "its log does not end; `killick store verify` corrects the index")
+            raise ExportBroken(str(self.path), "its log has no end; `killick store verify` corrects the index")
         self._write(section)
         self.runs, self.events = self.runs + 1, self.events + found.header.events
 

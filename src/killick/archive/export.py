@@ -397,5 +397,5 @@ def _piece(line: ValueLine) -> Blob:
     elif line.base64 is not None:
         body = b64decode(line.base64, validate=True)
     if (body is None) != line.erased:
-        raise ValueError("a value is either there or erased")
+        raise ValueError("a value is either present or erased")
     return Blob(e.from_text(line.hash), line.codec, body)

@@ -103,7 +103,7 @@ def _references(store: Store, run: str) -> _References:
         try:
             event = event_codec.decode(row.body)
         except LogError:
-            found.stays = "its record cannot be read"
+            found.stays = "its log cannot be read"
             return found
         match event:
             case e.RunStarted():
@@ -113,14 +113,14 @@ def _references(store: Store, run: str) -> _References:
             case e.RunRepaired() if event.set_aside:
                 found.stays = "events removed by a repair are only in the store"
             case e.ValueErasedOnPurpose() if event.pieces:
-                found.stays = "it says which values were erased, and others may have shared them"
+                found.stays = "it records the erasure of values that other runs may share"
             case _:
                 pass
     return found
 
 
 class _Choice:
-    """Decides which runs may be pruned. A run that stays may keep others, so it repeats until nothing changes."""
+    """Decides which runs may be pruned. A run that stays may keep others: repeats until nothing changes."""
 
     def __init__(self, store: Store, heads: Mapping[str, Head], ties: Mapping[str, _References]) -> None:
         self._store, self._heads, self._references = store, heads, ties

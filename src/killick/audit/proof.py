@@ -99,8 +99,8 @@ def prove(log: Log, run: str, seq: int, *, values: bool = False, since: str | by
     past = Past(log)
     known = past.known.get(run)
     if known is None or past.made is None or known.seq < seq:
-        sealed = f"only up to {known.seq}" if known is not None else "nothing of it is"
-        raise SealRefused(run, f"event {seq} is not sealed yet, {sealed}; killick store seal does that")
+        sealed = f"only events up to {known.seq} are" if known is not None else "nor is any other of the run"
+        raise SealRefused(run, f"event {seq} is not sealed yet, {sealed}; run `killick store seal`")
     lines = _lines(log, past.made)
     hashed = [hashing.leaf(line.encode()) for line in lines]
     entry = SealedRun.read(lines[known.index])
@@ -269,7 +269,7 @@ class _Verifier:
                 raise ProofBroken("proof", "its checkpoint and the kept one have the same size, and differ")
         elif known.size < signed.size:
             if since is None or (since.size, since.root) != (known.size, e.to_text(known.root)):
-                then = "killick store prove --since CHECKPOINT makes one that does"
+                then = "`killick store prove --since CHECKPOINT` makes one that does"
                 raise ProofBroken("proof", _unshown(signed, known, then))
         elif not _begins_with(known, signed):
             raise ProofBroken("proof", _unshown(known, signed, "make a new proof, under the newer one"))
@@ -277,8 +277,8 @@ class _Verifier:
 
 
 def _unshown(newer: Checkpoint, older: Checkpoint, then: str) -> str:
-    sizes = f"a checkpoint of {newer.size} entries grew out of the one of {older.size}"
-    return f"nothing in it shows that {sizes}; {then}"
+    sizes = f"the checkpoint of {newer.size} entries extends the one of {older.size}"
+    return f"does not show that {sizes}; {then}"
 
 
 def _begins_with(newer: Checkpoint, older: Checkpoint) -> bool:

@@ -38,7 +38,7 @@ SEALS: Final = "seal"
 
 AGENT: Final = f"{OWN_AGENTS}seal"
 PRUNED: Final = f"{OWN_AGENTS}pruned"
-"""The message name by which a prune tells the next seal which runs were archived."""
+"""The name of the messages in which a prune lists its archived runs for the next seal."""
 
 GAP: Final = hashing.leaf(b"")
 """The leaf of an event that a repair removed."""
@@ -185,7 +185,7 @@ def leaves(store: Store, head: Head, *, after: int = 0, before: bytes | None = N
     def head_of(parent: str) -> Head:
         found = store.head(parent)
         if found is None:
-            raise LogMismatch(head.base, f"its parent {parent} is not there")
+            raise LogMismatch(head.base, f"its parent {parent} is missing")
         return found
 
     parts = segments(head, after, head_of)
@@ -368,11 +368,11 @@ class _Changes:
             progress("sealing", self.events, total)
         self.entries += self._gone(there)
         if all(entry.run == SEALS for entry in self.entries):
-            self.entries = []  # the seals change by being made, which is no reason for another
+            self.entries = []  # a seal changes the log of seals: no reason for another seal
 
     def _run(self, head: Head, known: Known | None) -> None:
         if known is not None and known.gone:
-            raise LogMismatch(1, "was sealed as gone, and is there again")
+            raise LogMismatch(1, "was sealed as removed, and exists again")
         try:
             tree = self._grown(head, known)
         except EventsRemoved:

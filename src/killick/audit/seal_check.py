@@ -54,7 +54,7 @@ def verify(
     if kept is not None:
         check.against(kept)
     elif proves is not None and made is None:
-        check.say(None, "has no seals that the key could prove")
+        check.say(None, "has no seals for the key to prove; `killick store seal` makes one")
     check.runs(run, progress)
     return report
 
@@ -141,7 +141,7 @@ class _Check:
             return
         size = len(self._hashed)
         if kept.size > size:
-            what = f"was rolled back or cut: its seals end at {size} of the {kept.size} entries of the checkpoint"
+            what = f"was rolled back or cut: its seals have {size} of the {kept.size} entries of the checkpoint"
             self.say(None, what)
         elif root(self._hashed[: kept.size]) == kept.root:
             return
@@ -187,7 +187,7 @@ class _Check:
         for entry in entries:
             at[entry.seq].append(entry)
         back = next((entry for entry in entries if entry.gone is not None), None)
-        wrong, fitted = None if back is None else (1, f"was sealed as {back.gone}, and is there again"), 0
+        wrong, fitted = None if back is None else (1, f"was sealed as {back.gone}, and exists again"), 0
         tree = Frontier()
         try:
             for leaf in leaves(self._store, head):
@@ -230,8 +230,8 @@ class _Check:
         for run in runs:
             last = SealedRun.read(list(self._wanted[run])[-1])
             if last.gone == "removed":
-                self.say(run, f"is gone: it was removed after event {last.seq}, and nothing says where to")
+                self.say(run, f"is missing: it was removed after event {last.seq}, and no prune is on record")
             elif last.gone is None and run in pruned_runs:
                 self._explain(run, f"was pruned into {pruned_runs[run][0].file}, which no seal records yet", last.seq)
             elif last.gone is None:
-                self.say(run, f"is gone: it was sealed at event {last.seq}, and nothing says where to")
+                self.say(run, f"is missing: it was sealed at event {last.seq}, and no prune is on record")

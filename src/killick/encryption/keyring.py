@@ -182,14 +182,14 @@ class Keyring:
         return made
 
     def _changed(self, owner: bytes, change: Callable[[RunLog], T]) -> T:
-        """Changes a key log as it was when the change looked at it: a key that was destroyed meanwhile stays so."""
+        """Changes a key log, and repeats if another process changed it first: a destroyed key stays destroyed."""
         run = _LOGS + owner.hex()
         for _ in range(_TRIES):
             try:
                 return change(self._log.begin(run) if self._store.head(run) is None else self._log.open(run))
             except (RunExists, HeadMoved):
                 continue
-        raise KeyRefused(self._store.place, "other processes change the same key all the time; try again")
+        raise KeyRefused(self._store.place, "other processes keep changing the same key; try again")
 
     def _kept(self, owner: bytes) -> Iterator[_Kept]:
         """Yields the content of a key log: every wrapping of every key, oldest first."""
@@ -202,7 +202,7 @@ class Keyring:
             after = found[-1].seq
 
     def _secret(self, key_id: bytes) -> bytes | None:
-        """Returns an owner's key; None if it was destroyed. Unwraps it once, and looks for it every few seconds."""
+        """Returns an owner's key; None if it was destroyed. Keeps it for a few seconds, then looks again."""
         known, now = self._secrets.get(key_id), self._clock.monotonic()
         if known is not None and now < known.until:
             return known.secret
@@ -222,7 +222,7 @@ class Keyring:
         try:
             return self._masters[0].wrap(key)
         except Exception as error:
-            raise KeyRefused(self._store.place, f"the key service does not wrap a data key ({error})") from error
+            raise KeyRefused(self._store.place, f"the key service failed to wrap a data key ({error})") from error
 
     def _unwrapped(self, wrapped: bytes) -> bytes | None:
         reasons: list[str] = []
@@ -231,7 +231,7 @@ class Keyring:
                 return master.unwrap(wrapped)
             except Exception as error:  # a key service has errors of its own
                 reasons.append(str(error) or type(error).__name__)
-        reason = f"none of the keys given opens its data keys: {'; '.join(reasons)}"
+        reason = f"none of the given keys opens its data keys: {'; '.join(reasons)}"
         raise KeyRefused(self._store.place, f"{reason}; give the key that wrapped them") from None
 
     # rotation and erasure ---------------------------------------------------------------------
@@ -269,8 +269,8 @@ class Keyring:
         tag = SUBJECT + e.to_text(owner)
         if live := self._store.runs(RunQuery(tag=tag, status=LIVE), limit=4):
             named = ", ".join(row.run for row in live[:3]) + (" and others" if len(live) > 3 else "")
-            raise KeyRefused(subject, f"{named} would break in the middle; cancel what has not ended, then erase")
-        # The key service first: what is interrupted here can be repeated as long as the store has the wrapped key.
+            raise KeyRefused(subject, f"has runs that have not ended ({named}); cancel them, then erase")
+        # The key service first: an interrupted erasure can be repeated while the store has the wrapped key.
         outside = [self._destroyed_outside(kept.wrapped) for kept in self._kept(owner) if kept.wrapped is not None]
         why, in_backups = "the data subject was erased", bool(outside) and all(outside)
         purged = self._changed(owner, partial(self._destroy, owner=owner, reason=why, by=by))
@@ -283,7 +283,7 @@ class Keyring:
         try:
             return any(each.destroy(wrapped) for each in self._masters if isinstance(each, DestroysKeys))
         except Exception as error:
-            raise KeyRefused(self._store.place, f"the key service does not destroy a data key ({error})") from error
+            raise KeyRefused(self._store.place, f"the key service failed to destroy a data key ({error})") from error
 
     def _destroy(self, log: RunLog, owner: bytes, reason: str, by: str | None, keep: Collection[int] = ()) -> bool:
         seqs = [kept.seq for kept in self._kept(owner) if kept.wrapped is not None and kept.seq not in keep]

@@ -37,8 +37,8 @@ def decrypting(store: Store, keys: KeySources = None, *, clock: Clock | None = N
             if is_encrypting:
                 raise KeyRefused(store.place, "its values are encrypted; give keys=, or set KILLICK_KEYS")
             return store
-        if not is_encrypting and store.heads(limit=1) and store.head(STORE_LOG) is None:  # nobody made its key since
-            raise KeyRefused(store.place, "has runs in clear; leave keys away, or name a new store: none is converted")
+        if not is_encrypting and store.heads(limit=1) and store.head(STORE_LOG) is None:  # no process made its key
+            raise KeyRefused(store.place, "has unencrypted runs, and none is converted; omit keys, or name a new store")
         ring = Keyring(store, masters, clock or SystemClock())
     except BaseException:
         store.close()

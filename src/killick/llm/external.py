@@ -83,7 +83,7 @@ def _blocking(method: Callable[Concatenate[Host, P], Coroutine[Any, Any, T]]) ->
         except RuntimeError:
             caller = None
         if caller is self.loop:
-            raise KillickError(f"{self.run}: a blocking call would block the host itself; await host.call instead")
+            raise KillickError(f"{self.run}: a blocking call here would block the host; await host.call instead")
         work: Future[T] = asyncio.run_coroutine_threadsafe(method(self, *args, **kwargs), self.loop)
         try:
             return work.result()
@@ -204,7 +204,7 @@ class Host:
     async def _reached(self, do: Callable[[ExternalBranches], Coroutine[Any, Any, T]]) -> T:
         inner = _inner(self.run)
         if inner is not None:
-            return await do(inner.hosted)  # also as the run is let go, which waits for the attempt that this is code of
+            return await do(inner.hosted)  # also during the release, which waits for the attempt that runs this code
         while True:
             hosted = await self.reach()
             if hosted.is_reached:
@@ -258,7 +258,7 @@ def _settled(ended: Future[T], task: asyncio.Task[T]) -> None:
         ended.set_result(task.result())
 
 
-# a scope of guests --------------------------------------------------------------------------------
+# the external steps of an execution ---------------------------------------------------------------
 
 
 class ExternalBranches:
@@ -291,7 +291,7 @@ class ExternalBranches:
     async def take(self, key: str, intent: Intent | None, do: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
         """The step of a key: in progress, recorded, or started now."""
         ex = self.ex
-        await ex.until_taken()  # where everything else waited, the run was let go
+        await ex.until_taken()  # the run may have been released while all else waited
         inner = _inner(ex.run_id)
         if inner is not None and inner.effect == "transaction":
             reason = "is a transaction, which takes no steps inside; take them before or after it"
@@ -313,15 +313,15 @@ class ExternalBranches:
                 await self._awaited_inside(self._branches[key], work, inner)
             value = await asyncio.shield(work)
             if self.outside:
-                await ex.barrier()  # no later barrier waits for the caller's own use of it
+                await ex.barrier()  # durable before the caller uses it: no later barrier covers that
             return value
         except asyncio.CancelledError:
             if not work.done() and self._waiting[key] == 1:
-                work.cancel()  # its only caller gave it up
+                work.cancel()  # its only caller was cancelled
                 await asyncio.wait({work})
                 self._leave(key)
             elif work.cancelled() and not _is_cancelled():
-                self._leave(key)  # another caller gave it up as this one arrived
+                self._leave(key)  # another caller was cancelled as this one arrived
                 return await self.take(key, intent, do)
             raise
         except Signal as signal:
@@ -342,7 +342,7 @@ class ExternalBranches:
         if inner is not None:
             inner.is_refused = True
         if inner is not None and self.how is not None and not isinstance(signal, Interrupted | Cancelling):
-            return self.how()  # open attempts end before the run is let go, and this is code of one
+            return self.how()  # open attempts end before the release, and this code belongs to one
         return signal if self.why is None else await self.why()
 
     async def _awaited_inside(self, branch: Branch, work: asyncio.Future[Any], inner: InnerSteps) -> None:
@@ -413,7 +413,7 @@ class ExternalBranches:
         asked = self._asked(intent)
         now = _identity(intent.sort, intent.name, asked)
         if now[:2] != known[:2] or (asked.binding and now != known):
-            reason = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call another id"
+            reason = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call another key"
             raise KillickError(f"{self.ex.run_id}: {reason}")
 
     async def close(self) -> None:

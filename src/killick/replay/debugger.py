@@ -45,7 +45,7 @@ def _waiting(task: asyncio.Task[Any]) -> FrameType | None:
 
 
 def stop_in(frame: FrameType) -> bool:
-    """Open the debugger in a frame, where it is. False: the user left it for good."""
+    """Opens the debugger in a frame, at its current line. Returns False if the user quit."""
     named = os.environ.get("PYTHONBREAKPOINT", "")
     if sys.breakpointhook is not sys.__breakpointhook__ or named not in ("", "pdb.set_trace"):
         _call_hook(frame)
@@ -58,8 +58,8 @@ def stop_in(frame: FrameType) -> bool:
         debugger.botframe = outer
         outer = outer.f_back
     debugger.interaction(frame, None)
-    goes_on = debugger.stoplineno == -1 and not debugger.breaks  # which is how it says `continue`
-    if not debugger.quitting and not goes_on:
+    is_continued = debugger.stoplineno == -1 and not debugger.breaks  # which is how it says `continue`
+    if not debugger.quitting and not is_continued:
         sys.settrace(debugger.trace_dispatch)
     return not debugger.quitting
 

@@ -245,7 +245,7 @@ class Replay:
     def asked(self, ex: TracedExecution, step: str) -> None:
         """The code calls a step."""
         if self._until is not None and int(step.partition(".")[0]) > int(self._until):
-            return  # that transition has its own turn
+            return  # that transition is replayed separately
         if step == self._to and self._side == "before":
             self._stop(ex, f"before step {step}")
             assert ex.signal is not None
@@ -323,12 +323,14 @@ class Replay:
         data = self.state.data(self.state.fold.facts.ended)
         failure = data.get("failure")
         if isinstance(failure, Erased):
-            return  # how it ended was erased, and with it what to compare
+            return  # the recorded end was erased
         recorded = None if failure is None else convert(failure, Failure, at="failure")
         renewed = self.state.fold.facts.renewed_as
         if renewed != found.renewed_as:
-            was, now = (f"as {each}" if each else "in no other run" for each in (renewed, found.renewed_as))
-            raise ReplayDiverged(self.run, f"the log continues {was}, the code {now}")
+            was, now = (
+                f"renews the run as {each}" if each else "does not renew it" for each in (renewed, found.renewed_as)
+            )
+            raise ReplayDiverged(self.run, f"the log {was}, the code {now}")
         if renewed is not None and self._reached is not None:
             again = self._reached.data(self._reached.fold.facts.ended)
             self._same("the log continues with", again.get("input"), data.get("input"))

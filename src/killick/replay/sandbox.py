@@ -78,7 +78,7 @@ class SandboxStore(MemoryStore):
     def restrict_to(self, run: str, *, until: str | None, scopes: Collection[str]) -> None:
         """Closes the store: only this run may continue, as far as its record goes or to the end of that step.
 
-        Scopes may end: a scope that is open when a run fails or dies is ended by the code after it.
+        Scopes may end: the resumed code ends a scope that was open when the run failed or its process died.
         """
         self._run, self._until, self._scopes = run, until, scopes
 
@@ -102,16 +102,16 @@ class SandboxStore(MemoryStore):
     def refuse(self, step: str, call: str) -> NoReturn:
         """Refuses an append. The failing store closes the run's handle, even if the code catches the error."""
         self.refused = self.refused or NotOnRecord(str(self._run), call, step=step)
-        raise StoreUnavailable("the world", f"is shut off while a run is replayed; {call} is not on record")
+        raise StoreUnavailable("the replay", f"calls nothing; {call} is not on record")
 
     def _look(self, item: Append, row: Row) -> None:
         event: Any = event_codec.decode(row.body)
         step = getattr(event, "step", None)
         if isinstance(event, e.ForkMade):
-            return  # those that a fork comes from learn of it, in this copy, before it does anything
+            return  # in this copy, the ancestors of a fork record it before it does anything
         if isinstance(event, e.StepEnded) and step == self._until and self.reached is None:
             self.reached = self._data(item, row)
-            raise StoreUnavailable("the record", f"step {step} has ended, and that is enough")
+            raise StoreUnavailable("the replay", f"ends after step {step}")
         if isinstance(event, e.StepDrifted):
             data = self._data(item, row)
             self.drifts[event.step] = Drift(event.step, data.get("recorded"), data.get("found"))

@@ -134,7 +134,7 @@ class _Played(Generic[O]):
 
     @property
     def client(self) -> Client:
-        """The client of the current process, for all else that people and programs do; another one after a crash."""
+        """The client of the current process, for all other operations. A crash replaces it."""
         return self._process.client
 
     @property

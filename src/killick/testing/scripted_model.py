@@ -192,7 +192,7 @@ def _joined(turns: Sequence[Scripted]) -> tuple[Scripted, ...]:
     joined: list[Scripted] = []
     for said in turns:
         if not (isinstance(said, str | Call | Turn | Refusal | BaseException) or callable(said)):
-            raise FakeRefused(_MODEL, f"{shown(said)} is no turn; give a text, call(name, …), turn(…) or a function")
+            raise FakeRefused(_MODEL, f"{shown(said)} is not a turn; give a text, call(name, …), turn(…) or a function")
         if isinstance(said, Call) and joined and isinstance(joined[-1], str):
             joined[-1] = Turn(parts=(joined[-1], said))
         else:

@@ -236,7 +236,7 @@ class History:
         for at in range(first, min(last + 1, len(self.messages))):
             said = self.read[at]
             if said.role == "system":
-                continue  # it is always there, and nobody's to recall
+                continue  # always sent, and never recalled
             for part in said.parts:
                 handle = f"m{at}" if part.at is None else f"m{at}.{part.at}"
                 page = self.pages.get(handle)

@@ -23,7 +23,7 @@ GUARD_MAX: Final = 4.0
 
 
 def places(handle: str) -> tuple[int, int] | None:
-    """Returns the first and the last message of a handle; None for what is none."""
+    """Returns the first and the last message of a handle; None if it is not a handle."""
     found = _PLACE.fullmatch(handle)
     if found is None:
         return None

@@ -83,7 +83,7 @@ class Window:
         if not isinstance(budget, int) or budget <= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WindowRefused(f"a budget of {budget!r} tokens is too small; give the tokens that a call may use")
         if shape not in (None, *get_args(Shape)):
-            raise WindowRefused(f"no messages have the shape {shape!r}; there are {', '.join(get_args(Shape))}")
+            raise WindowRefused(f"shape={shape!r} is not one of {', '.join(get_args(Shape))}")
         if isinstance(policy, type):
             raise WindowRefused(f"{policy.__name__} is a class; give an instance: {policy.__name__}()")
         self.budget = budget
@@ -285,9 +285,9 @@ class Window:
         if page is None:
             covered = places(handle)
             if covered is None or covered[1] >= len(history.messages) or covered[0] > covered[1]:
-                return Answer(f"error: nothing is called {handle}; tombstones name what left", failed=True)
+                return Answer(f"error: no page is called {handle}; take a handle from a tombstone", failed=True)
             outline = history.outline(*covered)
-            return Answer(outline or f"error: nothing of {handle} has left", failed=not outline)
+            return Answer(outline or f"error: {handle} is still in the window", failed=not outline)
         decisions: list[Decision] = []
         if not view.holds(page) and not self._decided.has_faulted(handle, history.turn):
             decisions = faulted(page, "recalled", view)
@@ -296,7 +296,7 @@ class Window:
         if decisions:
             pin = PagePinned(at=0, page=handle, until=history.turn + PIN_TURNS, because="asked", turn=history.turn)
             decisions[-1] = Decision(pin, {"source": page.source})
-        return Answer(f"{handle} is in its place again: {page.source}", decisions=tuple(decisions))
+        return Answer(f"{handle} is back in its place: {page.source}", decisions=tuple(decisions))
 
 
 def _listed(things: Iterable[Any]) -> Sequence[Any]:
@@ -308,7 +308,7 @@ def _text(system: Any) -> str:
 
 
 def _given(arguments: Mapping[str, Any] | str) -> str:
-    """Returns a model's value for the single argument of the window's own tool, under any name."""
+    """Returns a model's value for the single argument of the window's own tool, whatever its name."""
     if isinstance(arguments, str):
         return arguments
     given = of(arguments, "handle") or next(iter(arguments.values()), "")
