@@ -21,7 +21,7 @@ CIRCLES: Final = ()
 
 LINES: Final = {
     "adapters": 8335, "agents": 1097, "archive": 1083, "audit": 1214, "check": 3025, "cli": 6975, "client": 2331,
-    "contracts": 2547, "definitions": 1807, "encryption": 576, "engine": 12718, "history": 5429, "llm": 1071,
+    "contracts": 2547, "definitions": 1807, "encryption": 576, "engine": 12703, "history": 5442, "llm": 1071,
     "log": 2772, "model": 5024, "presenting": 3629, "replay": 695, "store": 7524, "testing": 961, "top": 2037,
     "web": 7391, "window": 2219, "workers": 3161, "workspace": 4546,
 }  # fmt: skip

@@ -142,7 +142,7 @@ def test_a_store_on_a_full_disk_is_examined_as_it_is(
     out = did(capsys, code=1)
     assert "✓ journal      WAL\n" in out
     assert "✓ file         whole, by a quick check\n" in out
-    assert "✗ free         0 bytes on its device" in out
+    assert "✗ free         0 B on its device" in out
     assert "✓ runs         1 waiting\n" in out
     assert {each["name"] for each in data(capsys, code=1)["conditions"] if each["wrong"]} == {"durability", "free"}
     assert (here / "killick.db").read_bytes() == before

@@ -1869,6 +1869,6 @@ def test_an_answer_after_the_deadline_is_refused_though_nobody_has_looked_yet() 
         kd.start(asks_in_time, id="r")
         kd.advance("r")
         clock.advance(3_601)
-        with pytest.raises(killick.KillickError, match="it expired"):
+        with pytest.raises(killick.KillickError, match="expired at"):
             kd.answer("r", "approve")
         assert kd.advance("r").result == "reject"

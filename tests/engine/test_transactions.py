@@ -751,7 +751,7 @@ def test_an_attempt_that_a_dead_process_left_open_is_made_again_without_asking_a
 
 
 def test_declarations_that_cannot_work_are_refused_with_a_line() -> None:
-    with pytest.raises(DeclarationRefused, match="plain def tools"):
+    with pytest.raises(DeclarationRefused, match="needs a plain def tool"):
 
         @killick.tool(effect="transaction")
         async def one(tx: killick.Tx = killick.TX) -> None: ...

@@ -16,7 +16,7 @@ from killick.engine import renewals
 from killick.engine.claims import ReadRun, Start
 from killick.engine.engine import Engine
 from killick.engine.observers import trace_here
-from killick.engine.outcome import RunOutcome, ended, paused_because
+from killick.engine.outcome import RunOutcome, ended
 from killick.engine.steps.children import first_entries
 from killick.engine.steps.transaction import joining
 from killick.engine.steps.workspace_folders import refuse_shared
@@ -33,7 +33,7 @@ from killick.errors import (
     RunPaused,
     RunWaiting,
 )
-from killick.history.run_info import info, waits_of
+from killick.history.run_info import info, paused_because, waits_of
 from killick.log import Recorded
 from killick.logger import get_logger
 from killick.model import events as e

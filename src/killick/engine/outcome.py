@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -10,9 +9,7 @@ import msgspec
 from killick.engine.engine import Engine
 from killick.engine.execution import Execution
 from killick.engine.signals import Diverging, Paused
-from killick.errors import RunBroken, ValueErased
-from killick.log.log import Log
-from killick.model import events as e
+from killick.errors import RunBroken
 from killick.model.failure import Failure
 from killick.model.typed import convert
 from killick.store.records import ENDED
@@ -67,18 +64,6 @@ def ended(engine: Engine, run: str) -> RunOutcome:
         failure=None if failure is None else convert(failure, Failure, at="failure"), step=getattr(event, "step", None),
         not_undone=tuple(data.get("not_undone") or ()), renewed_as=facts.renewed_as,
     )  # fmt: skip
-
-
-def paused_because(log: Log, run: str) -> str | None:
-    """The reason that was given for a pause, if any."""
-    state = log.state(run)
-    if not state.fold.facts.paused:
-        return None
-    for seq in range(state.seq, 0, -1):
-        if isinstance(log.event(run, seq), e.RunPaused):
-            with suppress(ValueErased):
-                return str(log.data(run, seq).get("because") or "") or None
-    return None
 
 
 def outcome_of(ex: Execution, *, left: bool = False) -> RunOutcome:

@@ -15,10 +15,9 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from killick.engine.outcome import paused_because
 from killick.errors import KillickError, ValueErased
 from killick.history.phrasing import arguments, build_text, crash_summary, cut, entries_of, inline, short
-from killick.history.run_info import pending_answer
+from killick.history.run_info import paused_because, pending_answer
 from killick.log.log import Log
 from killick.lru import Lru
 from killick.model import events as e

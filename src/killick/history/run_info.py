@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from killick.engine.control import inbox
 from killick.engine.views import RunInfo, Wait
+from killick.errors import ValueErased
 from killick.history.phrasing import arguments, entries_of
 from killick.log.log import Log
 from killick.model import events as e
@@ -121,3 +123,15 @@ def _votes(store: Store, run: str, wait: Wait | facts.Wait) -> tuple[str, ...]:
     there = store.inbox(run, name=inbox.VOTE)
     late = [str(message.by) for message in there if message.id.startswith(f"{answer}#")]
     return tuple(dict.fromkeys((*wait.votes, *late)))
+
+
+def paused_because(log: Log, run: str) -> str | None:
+    """The reason that was given for a pause, if any."""
+    state = log.state(run)
+    if not state.fold.facts.paused:
+        return None
+    for seq in range(state.seq, 0, -1):
+        if isinstance(log.event(run, seq), e.RunPaused):
+            with suppress(ValueErased):
+                return str(log.data(run, seq).get("because") or "") or None
+    return None
