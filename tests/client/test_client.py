@@ -30,6 +30,7 @@ from killick.errors import (
     CalledDirectly,
     DeclarationRefused,
     DurationRefused,
+    RunBusy,
     RunMismatch,
     RunUnknown,
     ValueRefused,
@@ -1012,6 +1013,41 @@ def test_a_run_that_another_process_changed_since_it_was_read_is_read_again(
         assert kd.run(woken, 17, id="r") == 17
         assert kd.store.verify().problems == []
         assert any(isinstance(each.event, e.NoteMade) for each in kd.events("r"))
+
+
+def test_runs_that_are_woken_in_one_turn_are_leased_in_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, names = str(tmp_path / "killick.db"), [f"r{number}" for number in range(12)]
+    for name in names:
+        with killick.open(path) as kd, pytest.raises(killick.RunWaiting):
+            kd.run(woken, 17, id=name)
+    with killick.open(path) as kd, killick.open(path) as other:
+        store, sizes = kd.runtime.store, list[int]()
+        assert isinstance(store, SqliteStore)
+        lease_all = store.lease_all
+
+        def late(runs: Any, *args: Any, **more: Any) -> Any:
+            sizes.append(len(runs))
+            other.edit.note("r1", "between the read and the lease")
+            other.runtime.store.lease("r2", "another", seconds=30)
+            return lease_all(runs, *args, **more)
+
+        monkeypatch.setattr(store, "lease_all", late)
+
+        async def wake() -> list[Any]:
+            for name in names:
+                await kd.as_async().send(name, "go")
+            wakes = [asyncio.create_task(kd.as_async().run(woken, 17, id=name)) for name in names]
+            await asyncio.sleep(0)
+            wakes[3].cancel()
+            return await asyncio.gather(*wakes, return_exceptions=True)
+
+        ended = asyncio.run(wake())
+        assert sizes == [10]  # the first was alone, and one was cancelled
+        assert [type(each) for each in ended[2:4]] == [RunBusy, asyncio.CancelledError]
+        assert [*ended[:2], *ended[4:]] == [17] * 10
+        assert kd.run(woken, 17, id="r3") == 17
 
 
 def test_messages_of_concurrent_callers_share_a_commit_and_one_that_is_refused_refuses_itself_alone(

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from killick.clock import ManualClock
 from killick.errors import AlreadyClaimed, RunBusy, RunUnknown
-from killick.store.protocol import Store
-from killick.store.records import ENDED, Owner, UniqueRight
+from killick.store.protocol import Store, lease_all
+from killick.store.records import ENDED, Head, Owner, UniqueRight
 from store_contract.builders import SECOND_US, TOKEN, creation, following, indexed, moved
 from store_contract.probes import absent, commit, created, found, owner, refused
 
@@ -28,6 +28,17 @@ class Rights:
         store.release("a", epoch=0)
         store.release("a", epoch=0, left=True)
         absent(store, "a")
+
+    def test_of_several_runs_each_is_leased_or_refused_by_itself(self, store: Store) -> None:
+        for run in "abc":
+            created(store, run)
+        held = store.lease("b", "w2", seconds=30)
+        leased = lease_all(store, ["a", "b", "unknown", "c"], "w1", seconds=30)
+        assert leased[0] == store.head("a")
+        assert leased[3] == store.head("c")
+        assert [type(each) for each in leased] == [Head, RunBusy, RunUnknown, Head]
+        assert [(head.epoch, head.holder) for head in leased if isinstance(head, Head)] == [(1, "w1")] * 2
+        assert store.head("b") == held
 
     @pytest.mark.parametrize("holder", ["w1", "w2"])
     def test_a_held_run_is_busy_for_everybody_even_its_holder(self, store: Store, holder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -11,10 +12,11 @@ from killick.engine.execution import Execution
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.replay import OVER
 from killick.errors import StoreError
-from killick.log.log import Log
+from killick.log.log import Leased, Log
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
 from killick.model.crash_loop import QUARANTINE_AFTER, backoff_us
+from killick.store.protocol import lease_all
 from killick.store.records import DIED_ALONE, ENDED, Head, RunQuery
 
 _CULPRITS_MAX: Final = 100
@@ -112,6 +114,45 @@ def claim_run(engine: Engine, run: str, known: Head | None = None) -> ClaimedRun
         engine.leases.release(run, left.epoch + 1, left=left.holder is not None)
         raise
     return ClaimedRun(leased.head, since, engine.lease_seconds, leased.left, leased.left_until_us)
+
+
+class Claims:
+    """Leases the runs that the tasks of one turn of a loop open, in one write."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wanted: list[tuple[Head, asyncio.Future[ClaimedRun]]] = []
+
+    async def claim(self, known: Head) -> ClaimedRun:
+        """As `claim_run`, for a run that no worker held when its head was read."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[ClaimedRun] = loop.create_future()
+        if not self._wanted:
+            loop.call_soon(self._claim_all)
+        self._wanted.append((known, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not future.cancelled() and future.exception() is None:
+                self._engine.release(known.run, future.result().head.epoch, left=False)
+            raise
+
+    def _claim_all(self) -> None:
+        engine, wanted = self._engine, [each for each in self._wanted if not each[1].done()]
+        self._wanted, since, seconds = [], engine.clock.monotonic(), engine.lease_seconds
+        try:
+            heads = lease_all(engine.store, [known.run for known, _ in wanted], engine.holder, seconds=seconds)
+        except Exception as error:
+            for known, future in wanted:
+                engine.leases.release(known.run, known.epoch + 1)  # the store may have granted it all the same
+                future.set_exception(error)
+            return
+        for (known, future), head in zip(wanted, heads, strict=True):
+            if isinstance(head, Head):
+                leased = Leased.since(known, head)
+                future.set_result(ClaimedRun(head, since, seconds, leased.left, leased.left_until_us))
+            else:
+                future.set_exception(head)
 
 
 def idle_outcome(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome | None:

@@ -17,7 +17,7 @@ from killick.definitions.agents import AGENTS, AnyAgent
 from killick.engine import claims, completion, observers, renewals, state_machine
 from killick.engine.agent_code import RunOf, begin, forget, raise_own_error, run_agent
 from killick.engine.child_tasks import ChildTasks
-from killick.engine.claims import ClaimedRun, ReadRun, Start, claim_run
+from killick.engine.claims import ClaimedRun, Claims, ReadRun, Start, claim_run
 from killick.engine.context import Context, initial_context, recorded_context
 from killick.engine.control import commands
 from killick.engine.effects import compensation
@@ -76,6 +76,7 @@ class Executor:
         self.poll_seconds = POLL_SECONDS
         self._live: dict[str, Execution | None] = {}
         self.warm: OrderedDict[str, Execution] = OrderedDict()
+        self._claims = Claims(engine)
         self._children = ChildTasks(engine, self._live, partial(self.advance, sit_out=True))
         self._left = asyncio.Event()
 
@@ -120,6 +121,8 @@ class Executor:
         hosts: bool, claim: ClaimedRun | None,
     ) -> RunOutcome:  # fmt: skip
         taken = self._warmed(run, claim, hosts=hosts) if start is None else self._begun(start)
+        if taken is None and claim is None and read is not None and read[0].holder is None and len(self._live) > 1:
+            claim = await self._claims.claim(read[0])
         ex = taken or self._opened(run, agent, claim, read, hosts=hosts)
         if isinstance(ex, RunOutcome):
             return ex
@@ -266,7 +269,6 @@ class Executor:
     ) -> Execution | RunOutcome:
         """A run from its record. After a refusal it is released as it was found, unless the caller claimed it."""
         engine = self.engine
-        ours = claim is None
         claim = claim or claim_run(self.engine, run, None if read is None else read[0])
         ex: Execution | None = None
         try:
@@ -311,7 +313,7 @@ class Executor:
             self._start(ex, point)
         except BaseException as error:
             observers.end_span(ex, error=error)
-            if ours:
+            if hosts:
                 engine.release(run, claim.head.epoch, left=claim.left is not None)
             raise
         return ex

@@ -61,6 +61,13 @@ class Leased(NamedTuple):
     left: str | None
     left_until_us: int | None
 
+    @classmethod
+    def since(cls, was: Head, head: Head) -> Leased:
+        """The lease of a run whose head was read before."""
+        if head.epoch > was.epoch + 1:  # others held it since that read, and the last may have left it in the middle
+            return cls(head, head.holder, 0)
+        return cls(head, was.holder, was.lease_until_us)
+
 
 class Log:
     """All logs of one store. Thread-safe; a RunLog belongs to one thread at a time."""
@@ -122,10 +129,7 @@ class Log:
     def lease(self, run: str, holder: str, *, seconds: float, known: Head | None = None) -> Leased:
         """Takes the lease, and tells who had left the run in the middle. `known` is its head just now."""
         was = known or self.head(run)
-        head = self.store.lease(run, holder, seconds=seconds)
-        if head.epoch > was.epoch + 1:  # others held it since that read, and the last may have left it in the middle
-            return Leased(head, holder, 0)
-        return Leased(head, was.holder, was.lease_until_us)
+        return Leased.since(was, self.store.lease(run, holder, seconds=seconds))
 
     def open(self, run: str, *, head: Head | None = None) -> RunLog:
         """Opens a run's log for appending: under the lease of that head, or with none as it is now. Refuses a

@@ -366,6 +366,20 @@ class Keys(Protocol):
     def cipher(self, key: str) -> Cipher: ...
 
 
+def lease_all(store: Store, runs: Sequence[str], holder: str, *, seconds: float) -> list[records.Head | LogError]:
+    """Takes the leases of runs, in one write where the store can; returns the head or the refusal of each."""
+    if (together := getattr(store, "lease_all", None)) is not None:
+        done: list[records.Head | LogError] = together(runs, holder, seconds=seconds)
+        return done
+    leased = list[records.Head | LogError]()
+    for run in runs:
+        try:
+            leased.append(store.lease(run, holder, seconds=seconds))
+        except LogError as refused:
+            leased.append(refused)
+    return leased
+
+
 def keys_of(store: Store) -> Keys | None:
     """Returns the keys of an encrypted store; None: its values are in clear."""
     found: Keys | None = getattr(store, "keys", None)

@@ -248,13 +248,14 @@ def _waiting_messages(ex: Execution, only: Waiter | None, opening: bool) -> Sequ
     elif ex.inbox and log.seen == ex.inbox[-1].number:
         few = ex.inbox  # the look before the run parks finds what came later
     names = _NAMES.get("" if only is None else only.waits_for, ())
-    waiting = Counter(w.name for w in ([only] if only else ex.waiters.values()) if w.waits_for == "event")
+    waiting = [w.name for w in ([only] if only else ex.waiters.values()) if w.waits_for == "event"]
     if few is None and len(names) + len(waiting) > 1:
         few = store.inbox(ex.run_id, limit=_READ_AT_ONCE)
     if few is not None and len(few) < _READ_AT_ONCE:
         return [message for message in few if message.name in names or message.name in waiting]
     # Waits take the messages of a name in their order, one each: no others are read.
-    found = [store.inbox(ex.run_id, name=n, after=ex.last_taken.get(n, 0), limit=count) for n, count in waiting.items()]
+    wanted = Counter(waiting).items()
+    found = [store.inbox(ex.run_id, name=n, after=ex.last_taken.get(n, 0), limit=count) for n, count in wanted]
     found += [store.inbox(ex.run_id, name=name) for name in names]
     return sorted(chain.from_iterable(found), key=lambda message: message.number)
 

@@ -225,11 +225,24 @@ class SqliteStore(SqlReads):
 
     def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> records.Head:
         with self._file.leasing() as db:
-            found = require_head(db, run)
-            self._holders.lock(holder)
-            if found[4] != handed and is_held(self, head_of(found)):
-                raise RunBusy(run, holder=str(found[7]))
-            return head_of(self._take(db, found, holder, seconds))
+            return self._lease(db, run, holder, seconds, handed)
+
+    def lease_all(self, runs: Sequence[str], holder: str, *, seconds: float) -> list[records.Head | LogError]:
+        leased = list[records.Head | LogError]()
+        with self._file.leasing() as db:
+            for run in runs:
+                try:
+                    leased.append(self._lease(db, run, holder, seconds, None))
+                except LogError as refused:
+                    leased.append(refused)
+        return leased
+
+    def _lease(self, db: sqlite3.Cursor, run: str, holder: str, seconds: float, handed: int | None) -> records.Head:
+        found = require_head(db, run)
+        self._holders.lock(holder)
+        if found[4] != handed and is_held(self, head_of(found)):
+            raise RunBusy(run, holder=str(found[7]))
+        return head_of(self._take(db, found, holder, seconds))
 
     def claim(
         self,
