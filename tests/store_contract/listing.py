@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from killick.clock import ManualClock
-from killick.store.protocol import Store
+from killick.store.protocol import Store, is_tagged
 from killick.store.records import ASKS, ENDED, RunQuery, urgency_of
 from store_contract.builders import SECOND_US, following, indexed, letter
 from store_contract.probes import commit, created, deliver, line
@@ -38,6 +38,7 @@ class Finding:
         assert (row.status, row.tags, row.wake_at_us) == ("paused", ("both", "new"), None)
         assert store.tags("a") == {"both", "new"}
         assert [store.runs(RunQuery(tag=tag)) for tag in ("old", "both", "new")] == [[], [row], [row]]
+        assert [is_tagged(store, tag) for tag in ("old", "both", "new")] == [False, True, True]
 
     def test_runs_that_may_ask_come_by_urgency_after_a_sort_key(self, store: Store) -> None:
         for name, status, more in (

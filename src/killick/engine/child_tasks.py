@@ -47,7 +47,7 @@ class ChildTasks:
 
     def may_wake(self, ex: Execution) -> bool:
         """Whether a child that is advanced here may wake a run."""
-        return any(ex in self._parents.get(child, ()) for child in self._tasks)
+        return any(ex in parents for parents in self._parents.values())
 
     def unwind(self, ex: Execution) -> None:
         """Close a parked run and let its code unwind; nothing that it does meanwhile is recorded."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from killick.engine.control.inbox import SAID, body_of, delivery
 from killick.log.log import Log
 from killick.model import events as e
+from killick.store.protocol import is_tagged
 from killick.store.records import Delivery, Message, RunQuery, RunRow
 
 
@@ -36,8 +37,9 @@ def latest(log: Log, run: str) -> str:
 
 
 def last_renewal(log: Log, run: str) -> RunRow | None:
-    """The last renewal of a run whose own log may be archived."""
-    return next(iter(log.store.runs(RunQuery(tag=renewals(root_of(run)[0])), limit=1)), None)
+    """The last renewal of a run whose own log may be archived. Most new runs have none."""
+    tag = renewals(root_of(run)[0])
+    return next(iter(log.store.runs(RunQuery(tag=tag), limit=1)), None) if is_tagged(log.store, tag) else None
 
 
 def goes_along(message: Message) -> bool:

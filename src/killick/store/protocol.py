@@ -380,6 +380,13 @@ def lease_all(store: Store, runs: Sequence[str], holder: str, *, seconds: float)
     return leased
 
 
+def is_tagged(store: Store, tag: str) -> bool:
+    """Returns whether a run has a tag, by a read of its own where the store has one."""
+    if (found := getattr(store, "is_tagged", None)) is not None:
+        return bool(found(tag))
+    return bool(store.runs(records.RunQuery(tag=tag), limit=1))
+
+
 def keys_of(store: Store) -> Keys | None:
     """Returns the keys of an encrypted store; None: its values are in clear."""
     found: Keys | None = getattr(store, "keys", None)

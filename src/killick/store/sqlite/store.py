@@ -344,6 +344,10 @@ class SqliteStore(SqlReads):
         self._notifier.notify([run])
         return True
 
+    def is_tagged(self, tag: str) -> bool:
+        with self._file.reading() as db:
+            return bool(db.execute(Q.is_tagged, (tag,)).fetchone()[0])
+
     def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
         with self._file.reading() as db:
             return listing.listed(db, query, before, limit)

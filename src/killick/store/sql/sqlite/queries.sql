@@ -197,6 +197,9 @@ INSERT OR IGNORE INTO tags (tag, number) VALUES (?, ?)
 -- name: drop_tag
 DELETE FROM tags WHERE tag = ? AND number = ?
 
+-- name: is_tagged
+SELECT EXISTS (SELECT 1 FROM tags WHERE tag = ?)
+
 -- name: drop_tags
 DELETE FROM tags WHERE number = ?
 
