@@ -10,7 +10,7 @@ from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -22,9 +22,10 @@ from killick.engine.engine import Engine
 from killick.engine.steps.transaction import joining
 from killick.engine.views import Wait, needs_value
 from killick.engine.waits import waits
-from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, NotAsked, RunUnknown
+from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, NotAsked, RunUnknown, StoreBusy
 from killick.history.run_info import waits_of
 from killick.log.group_commit import GROUP_MAX
+from killick.store.protocol import Store
 from killick.store.records import ENDED, Delivered, Delivery
 
 
@@ -164,9 +165,8 @@ class Outgoing:
     """Group commit of the messages of concurrent callers: one caller delivers all that wait. The tasks of a loop that
     send in one turn share a thread as well."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = ref(engine)
-        self._store = engine.store
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._turn = threading.Lock()
         self._waiting: deque[_Sent] = deque()
         self._tasks: dict[asyncio.AbstractEventLoop, list[tuple[Sending, asyncio.Future[str]]]] = {}
@@ -186,27 +186,26 @@ class Outgoing:
         try:
             outcomes: Sequence[Delivered | Exception] = self._store.deliver([each.message for each in batch])
         except Exception as error:
-            if len(batch) > 1:
+            if len(batch) > 1 and not isinstance(error, StoreBusy):
                 for each in batch:  # an error that concerns one message refuses that one alone
                     self._deliver([each])
                 return
-            outcomes = [error]
+            outcomes = [error] * len(batch)
         for each, outcome in zip(batch, outcomes, strict=True):
             each.outcome = outcome
 
-    async def send_soon(self, sending: Sending) -> str:
+    async def send_soon(self, engine: Engine, sending: Sending) -> str:
         """As `send`, from a loop, in one thread and one commit with the other tasks of this turn."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[str] = loop.create_future()
         tasks = self._tasks.setdefault(loop, [])
         if not tasks:
-            loop.call_soon(self._send_all_soon, loop)
+            loop.call_soon(self._send_all_soon, engine, loop)
         tasks.append((sending, future))
         return await future
 
-    def _send_all_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        tasks, engine = self._tasks.pop(loop), self._engine()
-        assert engine is not None  # its client waits
+    def _send_all_soon(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        tasks = self._tasks.pop(loop)
         for first in range(0, len(tasks), GROUP_MAX):
             group = tasks[first : first + GROUP_MAX]
             work = partial(copy_context().run, _send_all, engine, [sending for sending, _ in group])
@@ -216,7 +215,7 @@ class Outgoing:
 
 def outgoing(engine: Engine) -> Outgoing:
     """The outgoing messages of a client."""
-    return _OUTGOING.get(engine) or _OUTGOING.setdefault(engine, Outgoing(engine))
+    return _OUTGOING.get(engine) or _OUTGOING.setdefault(engine, Outgoing(engine.store))
 
 
 def _send_all(engine: Engine, sendings: Sequence[Sending]) -> list[str | Exception]:

@@ -316,7 +316,7 @@ class AnyClient(Operations):
     async def _send_soon(self, *args: Any, tx: Any = None, **named: Any) -> None:
         sending, engine = self._sending(*args, **named), self.runtime.engine
         if tx is None:
-            self.runtime.notify(await answers.outgoing(engine).send_soon(sending))
+            self.runtime.notify(await answers.outgoing(engine).send_soon(engine, sending))
         else:
             self.runtime.notify(await asyncio.to_thread(answers.send, engine, sending, tx=tx))
 
