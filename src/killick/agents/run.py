@@ -405,7 +405,9 @@ class SyncRun(_Common[C]):
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a tool as a step and returns its result. Raises StepFailed, Rejected."""
-        result: T = self._steps(execute_step, self._call(tool, args, kwargs))
+        arguments, given = self._bind(tool, args, kwargs)
+        (ex := self._execution).context.refuse_changed()
+        result: T = self._on_loop(call_tool(ex, tool, arguments, given, thread=self._asking()))
         return result
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:

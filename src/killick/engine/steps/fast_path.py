@@ -41,9 +41,12 @@ _FLAT_BYTES_MAX: Final = STRING_BYTES_MAX - 32
 _encode: Final = msgspec.json.Encoder().encode
 
 
-async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> Any:
-    """Takes a step that calls a tool. `given` are the arguments that the caller named; the others are defaults."""
-    branch: Any = HERE.get()
+async def call_tool(
+    ex: Execution, tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any], *, thread: Branch | None = None
+) -> Any:
+    """Takes a step that calls a tool. `given` are the arguments that the caller named; the others are defaults.
+    `thread` is the branch of blocking code, which waits for the step in its own thread."""
+    branch: Any = thread or HERE.get()
     is_fast, verdict = tool.is_plain and is_common(branch, ex), None
     try:
         if is_fast and branch.count < ex.record.last.get("", 0):
@@ -55,11 +58,14 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             verdict = ex.judge.accepts(tool.name, effect, arguments, str(branch.count + 1))
             is_fast = verdict is not None
         if not is_fast or ex.has_outside_effects:
-            return await run_step(ex, execute_step, intent_of(tool, arguments, given))
+            return await run_step(ex, execute_step, intent_of(tool, arguments, given), branch=thread)
         ex.turns.computing -= 1
+        if thread is not None:
+            thread.applying = current_task()
         try:
             return await _take(ex, branch, tool, arguments, given, verdict)
         finally:
+            branch.applying = None
             ex.turns.computing += 1
     except (StoreError, LogError) as failed:
         raise ex.interrupted(ex.log.failure or failed) from failed
@@ -147,7 +153,7 @@ def is_common(branch: object, ex: Execution) -> bool:
         and ex.is_unguarded
         and not (ex.signal or ex.parked or ex.hosting or ex.interventions or ex.diverged_at)
         and ex.log.listener is None
-        and current_task() is branch.task
+        and (branch.thread is not None or current_task() is branch.task)
     )
 
 
