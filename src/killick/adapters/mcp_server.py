@@ -21,13 +21,13 @@ from killick.client.inbox import addressees
 from killick.engine.control.inbox import Verb
 from killick.engine.views import Wait
 from killick.errors import AnswerRefused, KillickError, NotAsked
-from killick.history import listing, run_info
+from killick.history import listing
 from killick.history.compare_runs import compare
 from killick.history.timeline import timeline
 from killick.presenting.documents import Question, open_wait
 from killick.presenting.encoder import document
 from killick.presenting.explain import why
-from killick.presenting.runs import run_timeline
+from killick.presenting.runs import run_now
 from killick.store.records import RunQuery
 
 CHARS_MAX: Final = 200_000
@@ -96,9 +96,7 @@ class _Operator:
 
     def show(self, run: str, step: str = "") -> Any:
         """Show a run with every step: arguments, attempts, results, errors, waits. With step, that step alone."""
-        found, now = timeline(self._log, run), self._now()
-        waits, broken = run_info.info(self._log, run).waits, self._log.store.quarantined(run)
-        whole = run_timeline(found, now, status=str(found.status), broken=broken, waits=waits)
+        whole = run_now(self._log, timeline(self._log, run), self._now())
         if not step:
             return whole
         return [entry for entry in whole.entries if getattr(entry, "number", None) == step]

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from killick.engine import views
+from killick.history import run_info
 from killick.history import timeline_parts as parts
 from killick.history.timeline import Timeline
+from killick.log.log import Log
 from killick.model import events as e
 from killick.presenting.documents import (
     SCHEMA_VERSION,
@@ -22,6 +24,7 @@ from killick.presenting.documents import (
     recorded_wait,
     step_fields,
 )
+from killick.store.protocol import is_held
 from killick.store.records import KEY_DESTROYED, shown_tags
 
 
@@ -112,6 +115,21 @@ def run_fields(
         "waits": tuple(recorded_wait(tl.run, each) for each in tl.waits) if waits is None
         else tuple(map(open_wait, waits)),
     }  # fmt: skip
+
+
+def display_status(log: Log, run: str, status: str) -> str:
+    """The status of a run: broken, abandoned, or the one on record."""
+    if log.store.quarantined(run) is not None:
+        return "broken"
+    return "abandoned" if status == "running" and not is_held(log.store, log.head(run)) else status
+
+
+def run_now(log: Log, tl: Timeline, now_us: int) -> RunTimeline:
+    """A run at its head, as it is now: with its open waits, and the answers that it has not taken."""
+    return run_timeline(
+        tl, now_us, status=display_status(log, tl.run, str(tl.status)), broken=log.store.quarantined(tl.run),
+        waits=run_info.info(log, tl.run).waits, answers=run_info.pending_answers(log, tl.run),
+    )  # fmt: skip
 
 
 def run_timeline(tl: Timeline, now_us: int, **given: Any) -> RunTimeline:

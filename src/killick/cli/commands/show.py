@@ -30,8 +30,7 @@ from killick.model import events as e
 from killick.presenting import moments
 from killick.presenting.documents import event
 from killick.presenting.explain import why
-from killick.presenting.runs import run_timeline
-from killick.store.protocol import is_held
+from killick.presenting.runs import display_status, run_now, run_timeline
 from killick.store.records import ENDED, KEY_DESTROYED, shown_tags
 
 LOOK_SECONDS: Final = 0.25
@@ -95,21 +94,11 @@ def show_command(
             if number is not None:
                 _why(shell, found, number, live=place is None, full=full)
             elif shell.json:
-                _emit(shell, found, live=place is None)
+                now = shell.clock.now_us()
+                shell.emit(run_now(shell.log, found, now) if place is None else run_timeline(found, found.last_at))
             else:
                 _page(shell, found, at, everything=everything, full=full)
     return None
-
-
-def _emit(shell: Shell, found: Timeline, *, live: bool) -> None:
-    """The whole run as a document; at its head with its open waits, as they are now."""
-    now = shell.clock.now_us()
-    status = display_status(shell.log, found.run, str(found.status)) if live else str(found.status)
-    waits = run_info.info(shell.log, found.run).waits if live else None
-    broken = shell.store.quarantined(found.run) if live else None
-    answers = run_info.pending_answers(shell.log, found.run) if live else None
-    given = {"status": status, "broken": broken, "waits": waits, "answers": answers}
-    shell.emit(run_timeline(found, now if live else found.last_at, **given))
 
 
 # the page -----------------------------------------------------------------------------------------
@@ -267,13 +256,6 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     yield from style.wrapped(
         Text(), Text(f"more: {shell.typed('show', tl.run)}  {'  '.join(about + more)}", style="dim"), page.width
     )
-
-
-def display_status(log: Log, run: str, status: str) -> str:
-    """The status of a run: broken, abandoned, or the one on record."""
-    if log.store.quarantined(run) is not None:
-        return "broken"
-    return "abandoned" if status == "running" and not is_held(log.store, log.head(run)) else status
 
 
 # the other faces ----------------------------------------------------------------------------------

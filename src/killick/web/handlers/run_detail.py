@@ -20,7 +20,7 @@ from killick.history.timeline import part_of
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.presenting.documents import Document
-from killick.presenting.runs import Run, run_fields
+from killick.presenting.runs import Run, display_status, run_fields
 from killick.store.protocol import is_held
 from killick.store.records import Head
 from killick.web.handlers.status import last_seal
@@ -115,16 +115,14 @@ def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
     state = log.state(run)
     fold, ledger = state.fold, log.ledger(run)
     broken = client.runtime.store.quarantined(run)
-    worker = _worker(client, head)
-    abandoned = fold.facts.status == "running" and (worker is None or not worker.alive)
-    status = "broken" if broken is not None else "abandoned" if abandoned else fold.facts.status
+    status = display_status(log, run, fold.facts.status)
     tail = part_of(log, run, limit=TAIL_STEPS, fold=fold, known=False)
     last = last_seal(client)
     seal = None if last is None else RunSeal.of(last, covers=tail.last_at <= last.at_us)
     waits = islice(waits_of(client.runtime.store, state), WAITS_MAX)
     return RunDetail.of(
         tail, **run_fields(tail, status=status, broken=broken, waits=waits, answers=pending_answers(log, run)),
-        worker=worker, forks=ledger.facts.forks,
+        worker=_worker(client, head), forks=ledger.facts.forks,
         children=tuple(map(ChildRun.of, ledger.children[-CHILDREN_MAX:])), broken=broken,
         usage=RunUsage.of(ledger.spend), counts=_counts(fold, ledger), seal=seal,
         steps=step_page(call, run, before=_before(asked, fold), around=asked.step, fold=fold),
