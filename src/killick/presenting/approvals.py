@@ -112,10 +112,15 @@ def why_not(client: Client, wait: views.Wait, person: str | None) -> str | None:
     return None
 
 
+def voters(wait: views.Wait, by: str | None, verb: str) -> tuple[str, ...]:
+    """The people who approved a call that needs several approvals, after an answer; none after any other answer."""
+    return tuple(dict.fromkeys((*wait.votes, str(by)))) if wait.need > 1 and verb == "approve" else ()
+
+
 def lacks(wait: views.Wait, by: str | None, verb: str) -> str | None:
     """The approvals that are missing after an answer; None where it has all that it needs."""
-    voters = tuple(dict.fromkeys((*wait.votes, str(by))))
-    return missing_approvals(wait, voters) if verb == "approve" and len(voters) < wait.need else None
+    found = voters(wait, by, verb)
+    return missing_approvals(wait, found) if found and len(found) < wait.need else None
 
 
 def continues(client: Client, run: str, otherwise: str) -> str:

@@ -125,9 +125,8 @@ def _print_answered(
 ) -> None:
     """Prints the answer, the number of approvals if it needs several, and the next step."""
     answered = one.id if one is not None else run
-    voted = one if one is not None and one.need > 1 and verb == "approve" else None
-    voters = tuple(dict.fromkeys((*voted.votes, str(by)))) if voted is not None else ()
-    agreed = agreement(voted.need, voters) if voted is not None else ""
+    voters = approvals.voters(one, by, verb) if one is not None else ()
+    agreed = agreement(one.need, voters) if one is not None and voters else ""
     following = (approvals.lacks(one, by, verb) if one is not None else None) or _next(shell, run, since)
     data = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
     shell.emit({**data, "agreed": voters} if agreed else data)

@@ -226,8 +226,8 @@ def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
         following = approvals.lacks(found, by, body.verb) or approvals.continues(
             client, run, f"{run} continues when a worker takes it"
         )
-        voters = tuple(dict.fromkeys((*found.votes, by)))
-        did += f": {agreed}" if body.verb == "approve" and (agreed := asked.agreement(found.need, voters)) else ""
+        voters = approvals.voters(found, by, body.verb)
+        did += f": {asked.agreement(found.need, voters)}" if voters else ""
     return AnswerResult(wait=wait, run=run, did=did, next=following)
 
 
