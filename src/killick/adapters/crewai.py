@@ -208,12 +208,9 @@ def _reply(llm: BaseLLM, reply: Any, before: Any) -> dict[str, Any]:
         return written | {"form": reply.model_dump(mode="json")}
     calls = [extract_tool_call_info(call) for call in reply] if isinstance(reply, list) else []
     if calls and all(calls):
-        return written | {"calls": [_call(*call) for call in calls if call is not None]}
+        functions = [(id_, {"name": name, "arguments": given}) for id_, name, given in filter(None, calls)]
+        return written | {"calls": [{"id": id_, "type": "function", "function": fn} for id_, fn in functions]}
     return written | {"reply": reply}
-
-
-def _call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _said(llm: BaseLLM, written: dict[str, Any], given: dict[str, Any]) -> Any:

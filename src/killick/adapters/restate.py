@@ -169,7 +169,10 @@ class Restate(CallingEngine):
             caller, ended = ctx.awakeable(type_hint=dict)
             ctx.generic_send(name, ATTEND, json.dumps(caller).encode(), key=ctx.key())
             try:
-                return _result(TurnOutcome(**await ended))
+                outcome = TurnOutcome(**await ended)
+                if outcome.error is not None:
+                    raise TerminalError(": ".join(outcome.error))
+                return outcome.result
             except TerminalError as error:
                 if error.status_code == _CANCELLED:
                     because = {"because": "its invocation was cancelled"}
@@ -225,10 +228,3 @@ class Restate(CallingEngine):
     def _error(self, refused: Exception) -> Exception:
         status = 404 if isinstance(refused, RunUnknown) else 400
         return TerminalError(f"{type(refused).__name__}: {refused}", status_code=status)
-
-
-def _result(outcome: TurnOutcome) -> Any:
-    """Returns a run's result, or raises its error."""
-    if outcome.error is not None:
-        raise TerminalError(": ".join(outcome.error))
-    return outcome.result

@@ -225,13 +225,13 @@ class Shell:
         for first in range(0, len(texts), AT_ONCE):
             (self.err if err else self.out).print(Text("\n").join(texts[first : first + AT_ONCE]), soft_wrap=True)
 
-    def row(self, lead: Text | str, body: Text | str, *, style: str = "dim") -> None:
+    def row(self, lead: Text | str, body: Text | str) -> None:
         """A label and its text, wrapped next to it; a label that is a string is dim."""
         from rich.text import Text
 
         from killick.cli.style import wrapped
 
-        label = Text(lead, style=style) if isinstance(lead, str) else lead
+        label = Text(lead, style="dim") if isinstance(lead, str) else lead
         self.print(*wrapped(label, Text(body) if isinstance(body, str) else body, self.out.width))
 
     def save(self, file: str | Path, data: bytes) -> None:

@@ -42,17 +42,15 @@ def document(data: Any) -> Any:
             if value is None or (not kind and type(value) in _SCALARS):
                 made[name] = value
             else:
-                made[name] = _value(value) if kind == "value" else _time(value) if kind == "time" else document(value)
+                made[name] = (
+                    _value(value) if kind == "value" else timestamp(value) if kind == "time" else document(value)
+                )
         return made
     if isinstance(data, list | tuple):
         return [document(value) for value in data]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(data, Mapping):
         return {printable(str(name)): document(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     return _value(data)
-
-
-def _time(value: int | None) -> str | None:
-    return None if value is None else timestamp(value)
 
 
 def _value(value: Any) -> Any:

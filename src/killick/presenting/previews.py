@@ -24,7 +24,7 @@ from killick.history.rewind_preview import preview_rewind
 from killick.history.undo_preview import UndoPreview
 from killick.log import boundaries
 from killick.model import events as e
-from killick.model.facts import Facts, Step
+from killick.model.facts import Facts
 from killick.presenting import time_travel as report
 from killick.store.protocol import is_held
 from killick.store.records import ENDED
@@ -310,12 +310,8 @@ def undo(found: UndoPreview, settled: str | None) -> Will:
 def _open(run: RunPreview) -> tuple[str, ...]:
     """Attempts that are open, and end first."""
     pending = [run.fold.steps[index] for index in list(run.facts.pending.values())[:50]]
-    tried = [step for step in pending if _is_tried(step)][:3]
+    tried = [s for s in pending if s.status == "running" and s.attempts and not s.attempts[-1].ended][:3]
     return tuple(f"{_begun(run.step(step.id))} is being tried; that attempt ends first." for step in tried)
-
-
-def _is_tried(step: Step) -> bool:
-    return bool(step.attempts) and not step.attempts[-1].ended and step.status == "running"
 
 
 def _begun(text: str) -> str:

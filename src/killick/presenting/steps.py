@@ -185,7 +185,7 @@ def _grouped(attempts: Iterable[Attempt]) -> list[list[Attempt]]:
 
 
 def _alike(one: Failure | None, other: Failure | None) -> bool:
-    """Returns whether two attempts failed _alike, for a reader."""
+    """Whether two attempts failed alike, for a reader."""
     if one is None or other is None:
         return False
     return (one.type, one.message, one.details) == (other.type, other.message, other.details)

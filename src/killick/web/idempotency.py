@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -144,12 +143,11 @@ class IdempotencyKeys:
 
     def _not_let_go(self, named: str) -> str:
         """A key as it is on record now: those of its requests that were let go count no more."""
-        store, logs = self._client.runtime.store, self._logs()
-        for number in count(1):
-            if not any(store.message(log, f"{named}#let-go") for log in logs):
-                return named
-            named = f"{named.partition('~')[0]}~{number}"
-        raise AssertionError
+        store, logs, key, number = self._client.runtime.store, self._logs(), named, 0
+        while any(store.message(log, f"{named}#let-go") for log in logs):
+            number += 1
+            named = f"{key}~{number}"
+        return named
 
     def _known(self, log: str, named: str) -> _Known | None:
         store = self._client.runtime.store

@@ -76,10 +76,15 @@ def render(
 ) -> Response:
     """A page as a response, with the CSRF cookie for its forms."""
     base = request.scope.get("root_path", "")
+
+    def may(scope: Scope) -> bool:
+        return person is not None and person.may(scope)
+
     text = environment().get_template(template).render(
-        person=person, may=partial(_may, person), csrf=context.access.csrf(request), url=partial(address, request),
-        api=partial(_api, request), base=base, path=request.scope["path"].removeprefix(base),
-        login=context.access.login, place=context.client.runtime.store.place, **given,
+        person=person, may=may, csrf=context.access.csrf(request), url=partial(address, request),
+        api=lambda path, **given: address(request, API + path, **given), base=base,
+        path=request.scope["path"].removeprefix(base), login=context.access.login,
+        place=context.client.runtime.store.place, **given,
     )  # fmt: skip
     response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
     context.access.set_cookies(request, response)
@@ -93,15 +98,6 @@ def problem_page(context: AppContext, request: Request, problem: Problem) -> Res
         headers=problem.headers, doc=problem.document(), asked=None, twin=None,
         now=timestamp(context.client.runtime.clock.now_us()),
     )  # fmt: skip
-
-
-def _api(request: Request, path: str, **parameters: Any) -> str:
-    """Where something is in the API."""
-    return address(request, API + path, **parameters)
-
-
-def _may(person: Person | None, scope: Scope) -> bool:
-    return person is not None and person.may(scope)
 
 
 # how things look ----------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class ResponseCache:
         person = call.person
         asked = (call.written, call.request.scope.get("root_path", ""), person.name if personal else "", person.scope)
         known = self._made.get(asked) if self._making >= BUSY else None
-        if known is not None and self._is_fresh(known):
+        if known is not None and (known.at is None or self._clock.monotonic() - known.at <= known.seconds):
             self.shared += 1
             return await asyncio.shield(known.answer)
         made = _Entry()
@@ -72,9 +72,6 @@ class ResponseCache:
         made.answer.add_done_callback(lambda _: self._unkept(asked, made))
         self._made.put(asked, made)
         return await asyncio.shield(made.answer)
-
-    def _is_fresh(self, known: _Entry) -> bool:
-        return known.at is None or self._clock.monotonic() - known.at <= known.seconds
 
     def forget(self) -> None:
         """Something was written here."""

@@ -35,14 +35,10 @@ Stir = Callable[[RunRow, str], Awaitable[None]]
 class RunWaker:
     """Wakes runs that need their engine, within an `async with` block. Several may run concurrently."""
 
-    def __init__(
-        self, client: AnyClient, wake: Stir, *, agents: Collection[str] | None = None,
-        poll_seconds: float = POLL_SECONDS, grace_seconds: float = GRACE_SECONDS,
-    ) -> None:  # fmt: skip
+    def __init__(self, client: AnyClient, wake: Stir, *, agents: Collection[str] | None, grace_seconds: float) -> None:
         self._client = client
         self._stir = wake
         self._agents = agents
-        self._poll_seconds = poll_seconds
         self._grace_seconds = grace_seconds
         self._rung: set[str] = set()
         self._held: dict[str, float] = {}
@@ -76,14 +72,14 @@ class RunWaker:
                     wanted, held = await asyncio.to_thread(self._wanted, rung)
                     self._look_again(rung, held)
                     await self._wake_all(wanted)
-                    if looked is None or "" in rung or clock.monotonic() - looked >= self._poll_seconds:
+                    if looked is None or "" in rung or clock.monotonic() - looked >= POLL_SECONDS:
                         await self._wake_all(await asyncio.to_thread(self._overdue, first=looked is None))
                         looked = clock.monotonic()
                 except Exception as error:  # an error in one poll does not stop the next
                     logger.warning("store error=%s", error)
-                    await asyncio.sleep(self._poll_seconds)
+                    await asyncio.sleep(POLL_SECONDS)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._poll_seconds):
+                    async with asyncio.timeout(POLL_SECONDS):
                         await self._bell.wait()
         finally:
             stop()
@@ -119,7 +115,7 @@ class RunWaker:
         loop = asyncio.get_running_loop()
         self._held = {run: seconds for run, seconds in self._held.items() if run not in rung or run in held}
         for run in held:
-            self._held[run] = min(self._held.get(run, _HELD_SECONDS / 2) * 2, self._poll_seconds)
+            self._held[run] = min(self._held.get(run, _HELD_SECONDS / 2) * 2, POLL_SECONDS)
             loop.call_later(self._held[run], self._schedule, run)
 
     def _overdue(self, *, first: bool) -> list[tuple[RunRow, str]]:

@@ -149,7 +149,7 @@ class Packer:
 
     def _unless_small(self, value: Any, packed: Any) -> Any:
         """Packs a list or dict by its parts; as one item if they are many and small."""
-        if _has_items(packed) or len(msgspec.json.encode(packed)) <= PLAIN_BYTES_MAX:
+        if any(True for _ in items_of(packed)) or len(msgspec.json.encode(packed)) <= PLAIN_BYTES_MAX:
             return packed
         return self._typed(value)
 
@@ -316,10 +316,6 @@ def _deflated(frame: bytes) -> bytes:
     work = zlib.compressobj(6, zlib.DEFLATED, -15, zdict=_COMMON)
     small = frame[:1].upper() + work.compress(frame[1:]) + work.flush()
     return small if len(small) < len(frame) else frame
-
-
-def _has_items(packed: Any) -> bool:
-    return next(items_of(packed), None) is not None
 
 
 def _names_items(part: Any) -> bool:

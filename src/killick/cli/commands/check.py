@@ -13,7 +13,7 @@ import msgspec
 from rich.text import Text
 
 from killick.check.checker import STORIES_MAX, Case, case_like, check
-from killick.check.findings import Finding, Reached, Report
+from killick.check.findings import Finding, Report
 from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, pair, value_of
@@ -136,8 +136,8 @@ def rendered(report: Report, seconds: float, width: int) -> Iterator[Text]:
         "baseline": Text.assemble(paint.status(report.left_alone), f", {counted(report.steps, 'step')}{asked}"),
         "interrupted": Text.assemble(f"{report.stories} times: {report.ways_text}", (rate, "dim")),
     }
-    if report.reached.tools:
-        lines["reached"] = _reached(report.reached)
+    if tools := report.reached.tools:
+        lines["reached"] = Text(f"{tools - len(report.reached.tools_never)} of {counted(tools, 'tool')}")
     if report.sampled:
         sampled = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
         lines["sampled"] = Text(sampled, style="dim")
@@ -164,11 +164,6 @@ def _found(finding: Finding, width: int) -> Iterator[Text]:
     yield from paint.wrapped(Text("  "), title, width)
     for line in lines:
         yield from paint.wrapped(Text(" " * 6), line, width)
-
-
-def _reached(reached: Reached) -> Text:
-    """How many tools the rehearsals called."""
-    return Text(f"{reached.tools - len(reached.tools_never)} of {counted(reached.tools, 'tool')}")
 
 
 _VERDICTS: Final = {"faults": "bold red", "warnings": "bold yellow", "incomplete": "bold yellow", "sound": "bold green"}

@@ -132,8 +132,8 @@ def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, 
         _report(shell, "files", [text])
     steps = [step for step in left(log, run, place.seq, place.keep) if step.effect != "workspace"]
     done = effects_of(log, run, steps)
-    display_status = [f"{step} {each.effect.tool}" for step, each in done.items() if each.effect.status in STANDING]
-    named = f" ({paint.brief(', '.join(display_status), 60)})" if display_status else ""
+    standing = [f"{step} {each.effect.tool}" for step, each in done.items() if each.effect.status in STANDING]
+    named = f" ({paint.brief(', '.join(standing), 60)})" if standing else ""
     _report(shell, "world", [f"adopts the effects of {run}{named}; {present.WORLD[effects]}"])
 
 

@@ -83,16 +83,12 @@ def agents(call: Call[AgentsAsked, Any]) -> AgentList:
 
 
 def _line(agent: AnyAgent) -> AgentInfo:
-    contract = agent.options.contract
+    contract, about = agent.options.contract, (agent.__doc__ or "").strip().partition("\n")[0]
     return AgentInfo.of(
-        agent, about=_first_line(agent.__doc__), schema=schema_of(agent.input_type) if agent.takes_input else None,
+        agent, about=about, schema=schema_of(agent.input_type) if agent.takes_input else None,
         priority=agent.options.priority, contract=None if contract is None else contract.name,
         aliases=agent.options.aliases,
     )  # fmt: skip
-
-
-def _first_line(doc: str | None) -> str:
-    return (doc or "").strip().partition("\n")[0]
 
 
 @post("/runs", status=201, natural=True)

@@ -131,7 +131,10 @@ def erase_command(
         row = shell.store.index(run)
         stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot pass them."
         shell.confirm(f"Erase {what} for good?{also}{stuck}", yes=yes)
-        purged = _erase(shell, run, seqs, pieces, reason)
+        with leased(shell.log, run, shell.ids.new("command")) as log:
+            purged = shell.log.erase(
+                log, at=shell.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=current_user()
+            )
     shell.emit({"run": run, "seqs": seqs, "values": len(pieces), "shared_with": others, "dry_run": dry_run}
                | {"purged": purged})  # fmt: skip
     shell.say("" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
@@ -170,13 +173,6 @@ def _listed(places: Sequence[int | str]) -> str:
     named = [f"@{place}" if isinstance(place, int) else place for place in places]
     more = [f"{len(named) - LISTED_MAX:,} more"] if len(named) > LISTED_MAX else []
     return ", ".join(named[:LISTED_MAX] + more)
-
-
-def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: str) -> bool:
-    with leased(shell.log, run, shell.ids.new("command")) as log:
-        return shell.log.erase(
-            log, at=shell.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=current_user()
-        )
 
 
 _BETWEEN: Final = (
