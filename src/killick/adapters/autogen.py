@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any, Final, Protocol, TypeAlias
 
 from autogen_agentchat.base import TaskResult
 from autogen_core import CancellationToken
-from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, ModelInfo, RequestUsage
+from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage
 from autogen_core.tools import (
     BaseTool,
     FunctionTool,
     StaticWorkbench,
     TextResultContent,
     ToolResult,
-    ToolSchema,
     Workbench,
 )
 from pydantic import ValidationError
@@ -91,8 +90,14 @@ async def run(of: Runnable, *, host: Host | None = None, **given: Any) -> TaskRe
 AnyTool: TypeAlias = BaseTool[Any, Any] | Callable[..., Any]
 
 
+def _inner(name: str) -> Any:
+    """Returns a method that is the inner object's."""
+    return lambda self, *args, **given: getattr(self._inner, name)(*args, **given)
+
+
 class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
-    """A workbench whose calls are steps of a host's run, under the id of the model's call.
+    """A workbench whose calls are steps of a host's run, under the id of the model's call. All else is the inner
+    workbench's.
 
     tools     functions and tools, or another workbench, such as one of an MCP server
     host      the host to use; default: the current one
@@ -110,9 +115,8 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         self._inner = tools if isinstance(tools, Workbench) else StaticWorkbench(made)
         self._gate = ToolGate(host, options, errors, "KillickWorkbench")
 
-    async def list_tools(self) -> list[ToolSchema]:
-        """Returns the tools as models see them."""
-        return await self._inner.list_tools()
+    list_tools, start, stop, reset = map(_inner, ("list_tools", "start", "stop", "reset"))
+    save_state, load_state = _inner("save_state"), _inner("load_state")
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any] | None = None,
@@ -146,26 +150,6 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
             return ToolResult.model_validate(whole)
         return _answer(name, str(outcome))
 
-    async def start(self) -> None:
-        """Starts the inner workbench."""
-        await self._inner.start()
-
-    async def stop(self) -> None:
-        """Stops the inner workbench."""
-        await self._inner.stop()
-
-    async def reset(self) -> None:
-        """Resets the inner workbench."""
-        await self._inner.reset()
-
-    async def save_state(self) -> Mapping[str, Any]:
-        """Saves the inner workbench's state."""
-        return await self._inner.save_state()
-
-    async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Loads the inner workbench's state."""
-        await self._inner.load_state(state)
-
 
 def _answer(name: str, text: str, *, is_error: bool = False) -> ToolResult:
     return ToolResult(name=name, result=[TextResultContent(content=text)], is_error=is_error)
@@ -179,7 +163,8 @@ def _written(result: ToolResult) -> Any:
 
 
 class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-ignore]
-    """A model client whose calls are steps of a host's run: a recorded reply is not requested again.
+    """A model client whose calls are steps of a host's run: a recorded reply is not requested again. All else is the
+    inner client's.
 
     Without it, an agent that runs again calls its model again, which gives its tool calls new ids, so that earlier
     calls cannot be matched. Streamed replies pass through, and are recorded once complete.
@@ -206,35 +191,10 @@ class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-igno
             **_request(messages, given),
         )  # fmt: skip
 
-    async def close(self) -> None:
-        """Closes the inner client."""
-        await self._inner.close()
-
-    def actual_usage(self) -> RequestUsage:
-        """The usage in this process."""
-        return self._inner.actual_usage()
-
-    def total_usage(self) -> RequestUsage:
-        """The usage in this process."""
-        return self._inner.total_usage()
-
-    def count_tokens(self, messages: Sequence[LLMMessage], **given: Any) -> int:
-        """As the inner client counts."""
-        return int(self._inner.count_tokens(messages, **given))
-
-    def remaining_tokens(self, messages: Sequence[LLMMessage], **given: Any) -> int:
-        """As the inner client counts."""
-        return int(self._inner.remaining_tokens(messages, **given))
-
-    @property
-    def capabilities(self) -> Any:
-        """The model's capabilities, for older agents."""
-        return self._inner.capabilities
-
-    @property
-    def model_info(self) -> ModelInfo:
-        """The model's capabilities."""
-        return self._inner.model_info
+    close, actual_usage, total_usage = map(_inner, ("close", "actual_usage", "total_usage"))
+    count_tokens, remaining_tokens = _inner("count_tokens"), _inner("remaining_tokens")
+    capabilities = property(attrgetter("_inner.capabilities"))
+    model_info = property(attrgetter("_inner.model_info"))
 
 
 def _request(messages: Sequence[LLMMessage], given: Mapping[str, Any]) -> dict[str, Any]:

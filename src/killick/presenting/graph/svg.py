@@ -153,7 +153,8 @@ class _Svg:
     def _down(self) -> float:
         """Positions every gap, row and fold; the last is the bottom of the drawing."""
         y = float(MARGIN)
-        starts, ends = self._starts(), self._ends()
+        starts, lanes = self._starts(), zip(self.grid.starts, self.graph.lanes, strict=True)
+        ends = {start + len(lane.nodes) for start, lane in lanes if lane.nodes}
         for row in self.grid.rows:
             if isinstance(row, range):
                 self.folds[row] = y
@@ -164,7 +165,7 @@ class _Svg:
             edges = len({self.graph.lanes[lane].parent for lane in begun if self.graph.lanes[lane].parent is not None})
             y += 8 * edges + 10 if edges else 0
             self.words[row] = y
-            said = [len(self.headings[lane]) for lane in begun] + [1 for _ in ends.get(row, [])]
+            said = [len(self.headings[lane]) for lane in begun] + [1] * (row in ends)
             y += max(said, default=0) * LINE + (8 if said else 0)
             self.rows[row] = y
             lines = [len(found) for (_, at), found in self.nodes.items() if at == row]
@@ -176,14 +177,6 @@ class _Svg:
         found: dict[int, list[int]] = {}
         for lane, start in enumerate(self.grid.starts):
             found.setdefault(start, []).append(lane)
-        return found
-
-    def _ends(self) -> dict[int, list[int]]:
-        """Returns the lanes that have steps, by the row after their last."""
-        found: dict[int, list[int]] = {}
-        for index, lane in enumerate(self.graph.lanes):
-            if lane.nodes:
-                found.setdefault(self.grid.starts[index] + len(lane.nodes), []).append(index)
         return found
 
     def _end(self, lane: int) -> float:
@@ -239,15 +232,12 @@ class _Svg:
             for hidden, y in self.folds.items()
             if start <= hidden.start and hidden.stop <= start + len(lane.nodes)
         ]
-        breaks += [(y - 1, y + LINE + 1) for place, y in self.rows.items() if self._is_folded(lane, place - start)]
+        folded = {start + place for place, node in enumerate(lane.nodes) if node.folded}
+        breaks += [(y - 1, y + LINE + 1) for place, y in self.rows.items() if place in folded]
         for above, below in sorted(breaks):
             path += f"V{above:.1f}M{x:.1f} {below:.1f}"
         asked = " asked" if lane.asked else ""
         yield f'<path class="rail {hue}{asked}" d="{path}V{end:.1f}"/>'
-
-    @staticmethod
-    def _is_folded(lane: Lane, place: int) -> bool:
-        return 0 <= place < len(lane.nodes) and bool(lane.nodes[place].folded)
 
     def _lane(self, index: int, lane: Lane) -> Iterator[str]:
         start, x = self.grid.starts[index], self._line(index)

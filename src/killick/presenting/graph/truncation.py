@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from killick.history.compare_runs import StepKeys
 from killick.history.page import PageBuilder
 from killick.history.phrasing import short
 from killick.history.timeline_parts import Step
 from killick.log.log import Log
-from killick.model.failure import Failure
 from killick.model.fold import Fold
-from killick.model.typed import convert
+from killick.presenting.documents import recorded_failure
 
 LONG: Final = 400
 """A longer timeline is not read whole."""
@@ -92,12 +91,10 @@ class LaneSteps(StepKeys):
     @property
     def failed(self) -> str | None:
         """Why the run failed, on one line."""
-        found: Any = None
-        if self.fold.facts.ended_as == "failed":
-            found = self._making.state().data(self.fold.facts.ended).get("failure")
-        if not isinstance(found, dict):
+        facts = self.fold.facts
+        found = self._making.state().data(facts.ended) if facts.ended_as == "failed" else {}
+        if (failure := recorded_failure(found.get("failure"))) is None:
             return None
-        failure = convert(found, Failure, at="failure")
         return short(failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure)
 
 

@@ -5,7 +5,7 @@ A conversation grows by a few messages a call: only those are returned, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta
@@ -13,10 +13,8 @@ from msgspec import Meta
 from killick.engine.steps.model_reply import reasoning_of, tool_calls_of
 from killick.history.phrasing import entries_of
 from killick.model import events as e
-from killick.model.failure import Failure
 from killick.model.state import State, Traced
-from killick.model.typed import convert
-from killick.presenting.documents import Document, Error, errors
+from killick.presenting.documents import Document, Error, errors, recorded_failure
 from killick.presenting.steps import reply_text
 from killick.web.handlers.record import PageAsked, paged
 from killick.web.routes import Call, Nothing, get
@@ -158,4 +156,4 @@ def _errors(state: State, index: int) -> tuple[Error, ...]:
     """Why a call did not return."""
     step = state.fold.steps[index]
     found: Any = state.data(step.output).get("failure") if step.status == "failed" and step.output else None
-    return errors(convert(found, Failure, at="failure")) if isinstance(found, Mapping) else ()
+    return errors(recorded_failure(found))
