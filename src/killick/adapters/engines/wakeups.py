@@ -35,10 +35,14 @@ Stir = Callable[[RunRow, str], Awaitable[None]]
 class RunWaker:
     """Wakes runs that need their engine, within an `async with` block. Several may run concurrently."""
 
-    def __init__(self, client: AnyClient, wake: Stir, *, agents: Collection[str] | None, grace_seconds: float) -> None:
+    def __init__(
+        self, client: AnyClient, wake: Stir, *, agents: Collection[str] | None = None,
+        poll_seconds: float = POLL_SECONDS, grace_seconds: float = GRACE_SECONDS,
+    ) -> None:  # fmt: skip
         self._client = client
         self._stir = wake
         self._agents = agents
+        self._poll_seconds = poll_seconds
         self._grace_seconds = grace_seconds
         self._rung: set[str] = set()
         self._held: dict[str, float] = {}
@@ -72,14 +76,14 @@ class RunWaker:
                     wanted, held = await asyncio.to_thread(self._wanted, rung)
                     self._look_again(rung, held)
                     await self._wake_all(wanted)
-                    if looked is None or "" in rung or clock.monotonic() - looked >= POLL_SECONDS:
+                    if looked is None or "" in rung or clock.monotonic() - looked >= self._poll_seconds:
                         await self._wake_all(await asyncio.to_thread(self._overdue, first=looked is None))
                         looked = clock.monotonic()
                 except Exception as error:  # an error in one poll does not stop the next
                     logger.warning("store error=%s", error)
-                    await asyncio.sleep(POLL_SECONDS)
+                    await asyncio.sleep(self._poll_seconds)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_SECONDS):
+                    async with asyncio.timeout(self._poll_seconds):
                         await self._bell.wait()
         finally:
             stop()
@@ -115,7 +119,7 @@ class RunWaker:
         loop = asyncio.get_running_loop()
         self._held = {run: seconds for run, seconds in self._held.items() if run not in rung or run in held}
         for run in held:
-            self._held[run] = min(self._held.get(run, _HELD_SECONDS / 2) * 2, POLL_SECONDS)
+            self._held[run] = min(self._held.get(run, _HELD_SECONDS / 2) * 2, self._poll_seconds)
             loop.call_later(self._held[run], self._schedule, run)
 
     def _overdue(self, *, first: bool) -> list[tuple[RunRow, str]]:
