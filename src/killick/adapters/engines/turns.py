@@ -21,7 +21,7 @@ from killick.engine.claims import ClaimedRun
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.views import Wait
-from killick.errors import RunBusy, RunUnknown
+from killick.errors import RunBusy
 from killick.history.run_info import info
 from killick.model.codec import plain
 from killick.store.records import ENDED, RunRow
@@ -148,27 +148,16 @@ class Turn:
             self._left_for = advanced.left_for
             queue = None if self._queues is None else self._queues.of.get(advanced.left_for or "")
             return TurnOutcome(self._run, advanced.status, 0.0, queue=queue)
-        shown = state_of(self._client, self._run)
+        found, is_shown = info(self._client.runtime.log, self._run), self._client.runtime.log.keys is None
+        waits = [wait_shown(each, is_shown) for each in found.waits]
         if advanced.status == "paused":
-            return TurnOutcome(self._run, advanced.status, step=shown.step, waits=shown.waits)
+            return TurnOutcome(self._run, advanced.status, step=found.step, waits=waits)
         # A message of the last moment is already in the index, but not in the fold from when the run parked.
         row = self._client.runtime.store.index(self._run)
         wake_at_us = advanced.wake_at_us if row is None else row.wake_at_us
         now_us = self._client.runtime.clock.now_us()
         seconds = None if wake_at_us is None else max((wake_at_us - now_us) / 1_000_000, 0.0)
-        return TurnOutcome(self._run, advanced.status, seconds, shown.step, shown.waits)
-
-
-def state_of(client: AnyClient, run: str) -> TurnOutcome:
-    """Returns the recorded state of a run. RunUnknown if there is none."""
-    run = renewals.latest(client.runtime.log, run)
-    if client.runtime.store.index(run) is None:
-        raise RunUnknown(run)
-    found = info(client.runtime.log, run)
-    if found.status in ENDED:
-        return _ended(ended(client.runtime.engine, run))
-    is_shown = client.runtime.log.keys is None
-    return TurnOutcome(run, found.status, step=found.step, waits=[wait_shown(each, is_shown) for each in found.waits])
+        return TurnOutcome(self._run, advanced.status, seconds, found.step, waits)
 
 
 def wait_shown(wait: Wait, is_shown: bool) -> dict[str, Any]:

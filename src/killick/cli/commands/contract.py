@@ -127,24 +127,20 @@ def _contract_of(target: str, found: Any) -> Contract:
 
 
 def _read(target: str) -> Contract:
+    """The contract of a file. Functions that it names are also looked for in the file's folder."""
+    path = Path(target)
+    if not path.is_file():
+        raise CommandFailed(f"{target}: no such file; name a contract in TOML, or app.py:name")
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        return read_contract(_file(target))
+        return read_contract(path)
     except ContractRefused as refused:
         raise CommandFailed(f"{target}: {refused}") from None
 
 
 def _is_file(target: str) -> bool:
     return target.endswith(".toml") or Path(target).is_file()
-
-
-def _file(target: str) -> Path:
-    """A contract's file. Functions that it names are also looked for in its folder."""
-    path = Path(target)
-    if not path.is_file():
-        raise CommandFailed(f"{target}: no such file; name a contract in TOML, or app.py:name")
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.insert(0, folder)
-    return path
 
 
 # judging again ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ A boundary is found by its number or its name. The cost depends on the output, n
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
@@ -148,11 +149,9 @@ def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
         return boundaries.nth(now, n)
     if place.seq <= 1:
         return boundaries.nth(now, 0)
-    low, high = 0, boundaries.count(now) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if boundaries.nth(now, middle).place.seq <= place.seq else (low, middle - 1)
-    return Numbered(low, "event", place)
+    there = range(boundaries.count(now))
+    after = bisect_right(there, place.seq, key=lambda n: boundaries.nth(now, n).place.seq)
+    return Numbered(after - 1, "event", place)
 
 
 def _seen(log: Log, run: str, now: Fold, at: Numbered) -> Boundary:

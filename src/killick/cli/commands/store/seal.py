@@ -30,16 +30,16 @@ from killick.permissions import create_private
 KEY: Final = "KILLICK_SEAL_KEY"
 """The variable that names the private key."""
 
-_file: Final = click.Path(dir_okay=False, path_type=Path)
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 
 # seal ---------------------------------------------------------------------------------------------
 
 
 @command("seal")
-@click.option("--key", type=_file, envvar=KEY, help=f"The private key to sign with, in PEM.  [env: {KEY}]")
-@click.option("--new-key", type=_file, help="Create a key here, and seal with it; FILE.pub is the verifier's key.")
-@click.option("--out", type=_file, help="Write the checkpoint to this file instead of stdout.")
+@click.option("--key", type=FILE, envvar=KEY, help=f"The private key to sign with, in PEM.  [env: {KEY}]")
+@click.option("--new-key", type=FILE, help="Create a key here, and seal with it; FILE.pub is the verifier's key.")
+@click.option("--out", type=FILE, help="Write the checkpoint to this file instead of stdout.")
 def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path | None) -> Exit:
     """Seal the events since the last seal.
 
@@ -131,8 +131,8 @@ def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
 @run_argument
 @click.argument("seq")
 @click.option("--values", is_flag=True, help="Include the event's values, not only their hash.")
-@click.option("--since", type=_file, help="A checkpoint of the verifier: the proof shows that the seals extend it.")
-@click.option("--out", type=_file, help="Write the proof to this file instead of stdout.")
+@click.option("--since", type=FILE, help="A checkpoint of the verifier: the proof shows that the seals extend it.")
+@click.option("--out", type=FILE, help="Write the proof to this file instead of stdout.")
 def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | None, out: Path | None) -> None:
     """Write a proof of one event, for a verifier without the store.
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 import msgspec
@@ -16,7 +16,7 @@ from killick.archive.export import read
 from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
 from killick.cli.commands.store.maintenance import some
-from killick.cli.commands.store.seal import found_in, verify_file
+from killick.cli.commands.store.seal import FILE, found_in, verify_file
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.progress import progress
@@ -30,15 +30,13 @@ from killick.store import open_store
 from killick.store.memory import MemoryStore
 from killick.store.records import Problem
 
-_file: Final = click.Path(dir_okay=False, path_type=Path)
-
 
 @command("verify")
 @click.argument("run", required=False)
-@click.option("--checkpoint", type=_file, help="Compare with a checkpoint that was kept elsewhere; needs --key.")
-@click.option("--key", type=_file, help="The public key that the seals are signed with, in PEM.")
-@click.option("--proof", type=_file, help="Verify a proof of one event instead; needs --key, and no store.")
-@click.option("--archive", "archives", type=_file, multiple=True,
+@click.option("--checkpoint", type=FILE, help="Compare with a checkpoint that was kept elsewhere; needs --key.")
+@click.option("--key", type=FILE, help="The public key that the seals are signed with, in PEM.")
+@click.option("--proof", type=FILE, help="Verify a proof of one event instead; needs --key, and no store.")
+@click.option("--archive", "archives", type=FILE, multiple=True,
               help="A file that pruned runs went into; with --checkpoint each is needed. May be repeated.")  # fmt: skip
 @click.option("--files", is_flag=True, help="Also verify that the vault has every file of the recorded snapshots.")
 @click.option("--accept-loss", is_flag=True,
