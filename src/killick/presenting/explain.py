@@ -6,7 +6,7 @@ A pure function of a timeline. What happened to a step is shown by the same line
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
@@ -23,10 +23,11 @@ from killick.history.phrasing import (
     who,
 )
 from killick.history.timeline import Timeline
-from killick.history.timeline_parts import Decision, Entry, Moment, Step, Wait
+from killick.history.timeline_parts import Decision, Moment, Step, Wait
 from killick.model import events as e
 from killick.model.codec import Erased, Secret
 from killick.presenting import approvals, steps
+from killick.presenting.moments import all_moments
 
 BEFORE_MAX: Final = 5
 """How many earlier steps are named with their outcomes."""
@@ -165,7 +166,8 @@ class _Facts:
         return ""
 
     def moments(self, kind: type[e.Event]) -> list[Moment]:
-        return sorted(_found(self.timeline.entries, kind), key=lambda moment: moment.seq)
+        found = (moment for moment in all_moments(self.timeline.entries) if isinstance(moment.event, kind))
+        return sorted(found, key=lambda moment: moment.seq)
 
     # the run ----------------------------------------------------------------------------------
 
@@ -390,11 +392,3 @@ def _precedes(each: Step, step: Step) -> bool:
     """Returns whether a step came before, at the top level or in the same branch."""
     path = each.number.rpartition(".")[0]
     return each.seq < step.seq and (not path or step.number.startswith(f"{path}."))
-
-
-def _found(entries: Sequence[Entry], kind: type[e.Event]) -> Iterator[Moment]:
-    for entry in entries:
-        if isinstance(entry, Step):
-            yield from _found(entry.entries, kind)
-        elif isinstance(entry.event, kind):
-            yield entry

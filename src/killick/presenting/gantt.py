@@ -10,9 +10,10 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from killick.history.phrasing import span
-from killick.history.timeline_parts import Entry, Moment, Step, walked
+from killick.history.timeline_parts import Entry, Step, walked
 from killick.model import events as e
 from killick.presenting.documents import Document
+from killick.presenting.moments import all_moments
 
 FOLD_US: Final = 10_000_000
 """A shorter idle stretch is never folded."""
@@ -73,7 +74,7 @@ class Scale:
 
     def __init__(self, entries: Sequence[Entry], started_us: int, now_us: int) -> None:
         self._now = now_us
-        self._deaths = [each.at for each in _moments(entries) if isinstance(each.event, e.LeaseLapsed)]
+        self._deaths = [each.at for each in all_moments(entries) if isinstance(each.event, e.LeaseLapsed)]
         busy = _merged(each for step in walked(entries) for each in self._busy(step))
         self._start = min(started_us, busy[0][0]) if busy else started_us
         self._pieces = tuple(_pieces(busy))
@@ -166,11 +167,6 @@ def _offset(us: int, size: int) -> str:
     days, hours = divmod(minutes // 60, 24)
     clock = f"{hours}:{minutes % 60:02}:{seconds}" if minutes >= 60 else f"{minutes}:{seconds}"
     return f"{days}d {clock}" if days else clock
-
-
-def _moments(entries: Iterable[Entry]) -> Iterator[Moment]:
-    for each in entries:
-        yield from [each] if isinstance(each, Moment) else _moments(each.entries)
 
 
 def _merged(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

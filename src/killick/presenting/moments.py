@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -45,6 +45,12 @@ def trivial(entries: Sequence[Entry], *, is_first: bool = True) -> Callable[[Mom
         return moment.kind in _QUIET or (isinstance(event, e.MessageTaken) and event.name in _OURS)
 
     return is_trivial
+
+
+def all_moments(entries: Iterable[Entry]) -> Iterator[Moment]:
+    """The moments among some entries, with those inside of scopes."""
+    for each in entries:
+        yield from [each] if isinstance(each, Moment) else all_moments(each.entries)
 
 
 def line(moment: Moment, shows: Shows) -> Phrase:

@@ -32,7 +32,7 @@ PlaceText = Annotated[
 
 
 CHOICES_MAX: Final = 200
-"""So many of a run's last steps a form offers to choose from."""
+"""The maximum number of steps that a form offers, the last ones of the run."""
 
 
 Written = Annotated[object, msgspec.Meta(extra_json_schema={"description": "Any value, as it is written in the log."})]

@@ -27,10 +27,10 @@ from killick.web.routes import Call, Nothing, get
 from killick.web.tallies import RunUsage
 
 PAGE: Final = 40
-"""So many steps of either run are on a page."""
+"""The number of steps of each run on a page."""
 
 RELATED_MAX: Final = 24
-"""So many runs are named that one may be compared with."""
+"""The maximum number of runs that are suggested for a comparison."""
 
 Other = Annotated[str, msgspec.Meta(max_length=1_000, description="A run, by its id.")]
 

@@ -13,7 +13,7 @@ from killick.presenting.graph.svg import svg
 from killick.web.routes import Call, Nothing, RunAsked, get
 
 RUNS_MAX: Final = 24
-"""So many runs of a family are drawn on a page; the others are counted."""
+"""The maximum number of drawn runs of a run tree; the others are counted."""
 
 
 class PictureAsked(RunAsked, frozen=True, kw_only=True):

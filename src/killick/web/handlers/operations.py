@@ -118,15 +118,12 @@ class UndoRequest(StepRequest, frozen=True, kw_only=True, forbid_unknown_fields=
     settled: Literal["happened", "not"] | None = None
 
 
-class BulkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BulkRequest(CancelRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One command for several runs."""
 
     runs: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]],
                     msgspec.Meta(min_length=1, max_length=MANY_MAX)]  # fmt: skip
     command: Literal["pause", "resume", "cancel"]
-    because: Text | None = None
-    compensate: bool = False
-    dry_run: bool = False
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -169,7 +169,7 @@ def _undoing(known: Sequence[ledgers.Effect], wanted: Sequence[int]) -> dict[int
 
 
 class EventsAsked(RunAsked, frozen=True, kw_only=True):
-    """EventPage after a seq; without one, the last."""
+    """Events after a seq; without one, the last events."""
 
     after: Annotated[int, Meta(ge=0)] | None = None
     limit: Annotated[int, Meta(ge=1, le=1_000)] = EVENTS_MAX

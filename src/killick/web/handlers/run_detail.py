@@ -54,7 +54,7 @@ class RunWorker(Document, frozen=True):
 
 
 WAITS_MAX: Final = 50
-"""Of how many things that a run waits for the page tells."""
+"""The maximum number of a run's waits on its page."""
 
 
 class RunCounts(Document, frozen=True):

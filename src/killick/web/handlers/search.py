@@ -26,7 +26,7 @@ MARKING_SECONDS: Final = 2.0
 NAMES_AGENTS: Final = 40
 NAMES_RUNS: Final = 4
 NAMES_STEPS: Final = 200
-"""Of how many agents, of how many of their newest runs, and of how many of their last steps names are suggested."""
+"""Names are suggested from so many agents, so many of the newest runs of each, and so many last steps of each run."""
 
 WHERE_MAX: Final = 10
 
