@@ -481,12 +481,8 @@ def command(name: str, *, json: bool = True, app: bool = False) -> Callable[[Cal
             finally:
                 shell.close()
 
-        wrapped: Any = click.option(
-            "--store",
-            metavar="URL",
-            envvar="KILLICK_STORE",
-            help="The store: a path or a URL.",
-        )(invoked)
+        option = click.option("--store", metavar="URL", envvar="KILLICK_STORE", help="The store: a path or a URL.")
+        wrapped: Any = option(invoked)
         if app:
             wrapped = click.option("--app", metavar="MODULE", help="The module that declares the agents.")(wrapped)
         if json:

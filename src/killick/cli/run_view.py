@@ -227,13 +227,7 @@ class Page:
         yield from self.line(moment.at, "", Text(" "), "", body, lines=lines)
         for step in moment.left:
             sign = Text(style.SIGNS[step.status], style=style.STYLES[step.status])
-            left = (
-                Text()
-                .append("rewound ", style="dim")
-                .append_text(sign)
-                .append(f" {step.number} ")
-                .append_text(self.what(step))
-            )
+            left = Text.assemble(("rewound ", "dim"), sign, f" {step.number} ", self.what(step))
             yield from self.more(left, depth + 1)
 
     # the failure ------------------------------------------------------------------------------

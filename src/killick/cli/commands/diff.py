@@ -138,12 +138,9 @@ def _steps(found: RunComparison, width: int) -> Iterator[Text]:
 
 def _print_head(shell: Shell, found: Diff) -> None:
     one, two = found.before, found.after
-    head = Text(f"{one.run}  ", style="bold")
-    head.append(paint.place(one.label, one.seq), style="not bold")
-    head.append(" → ", style="dim not bold")
-    head.append(f"{two.run}  " if two.run != one.run else "")
-    head.append(paint.place(two.label, two.seq), style="not bold")
-    shell.print(head)
+    other = f"{two.run}  " if two.run != one.run else ""
+    head = Text.assemble((f"{one.run}  ", "bold"), paint.place(one.label, one.seq), (" → ", "dim"), (other, "bold"))
+    shell.print(head.append(paint.place(two.label, two.seq)))
 
 
 def _print_changes(shell: Shell, found: Diff) -> None:

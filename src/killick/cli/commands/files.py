@@ -22,10 +22,10 @@ from killick.text import size_text
 from killick.workspace import tree
 
 LINES_MAX: Final = 48
-"""So many entries are printed, the changed ones first; `--all` prints all."""
+"""The maximum number of printed entries, the changed ones first; `--all` prints all."""
 
 CHANGES_MAX: Final = 40
-"""So many changes, and so many lines of each file, are printed; `--files` prints all."""
+"""The maximum number of printed changes, and of printed lines of each file; `--files` prints all."""
 
 SIGNS: Final[Mapping[How, tuple[str, str]]] = {
     "added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow"), "touched": ("·", "cyan"),
@@ -170,9 +170,7 @@ def _diff_lines(change: FileChange, limit: int, width: int) -> Iterator[Text]:
 @command("restore")
 @run_argument
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option(
-    "--at", metavar="PLACE", help="As they were then: 6:before, 6:after, 4~1:before, @17, start.",
-)  # fmt: skip
+@click.option("--at", metavar="PLACE", help="As they were then: 6:before, 6:after, 4~1:before, @17, start.")
 @click.option("--snapshot", "snapshot", metavar="ID", help="Restore this snapshot, such as one that a restore kept.")
 @click.option("--to", metavar="DIR", help="Write to this folder instead, which must be new or empty.")
 @by_option

@@ -155,9 +155,7 @@ def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMomen
 
 @command("rewind")
 @run_argument
-@click.option(
-    "--to", metavar="PLACE", required=True, help="The place: 4:before, 4:after, 4~1:before, @17, start.",
-)  # fmt: skip
+@click.option("--to", metavar="PLACE", required=True, help="The place: 4:before, 4:after, 4~1:before, @17, start.")
 @who_options
 @yes_option
 @dry_run_option
@@ -172,8 +170,8 @@ def rewind_command(shell: Shell, run: str, to: str, yes: bool, dry_run: bool, **
       killick time rewind claim_17 --to 4:before --dry-run
     """
     found = preview_rewind(shell.log, run, to)
-    head = Text().append(run, style="bold cyan").append(" would be rewound to ")
-    shell.print(head.append(paint.place(found.to, found.seq), style="bold"))
+    place = paint.place(found.to, found.seq)
+    shell.print(Text.assemble((run, "bold cyan"), " would be rewound to ", (place, "bold")))
     _print_parts(shell, present.rewind(found, max(shell.out.width - LABEL - 8, 40)))
     done: str | None = None
     if not dry_run:
@@ -206,9 +204,7 @@ def _is_printed(shell: Shell, found: RewindPreview | UndoPreview, done: str | No
 
 @command("undo", app=True)
 @run_argument
-@click.option(
-    "--step", metavar="STEP", required=True, help="The step whose effect is to be undone.",
-)  # fmt: skip
+@click.option("--step", metavar="STEP", required=True, help="The step whose effect is to be undone.")
 @click.option(
     "--settled", type=click.Choice(("happened", "not")),
     help="The outcome of an undo that is in doubt: it happened, or it did not.",

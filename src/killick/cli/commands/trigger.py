@@ -107,10 +107,8 @@ def history_command(shell: Shell, name: str, limit: int) -> None:
     did = [triggers.did(shell.client, run, each) for each in found]
     shell.emit(did)
     for recorded, each in zip(found, did, strict=True):
-        line = Text(f"{style.moment(each.at_us)}  ", style="dim").append(
-            f"{each.did:<8}", style=_STYLES.get(each.did, "")
-        )
-        shell.print(line.append(f"  {_about(each, recorded.event)}".rstrip()))
+        when, what = (f"{style.moment(each.at_us)}  ", "dim"), (f"{each.did:<8}", _STYLES.get(each.did, ""))
+        shell.print(Text.assemble(when, what, f"  {_about(each, recorded.event)}".rstrip()))
 
 
 _STYLES: Final = {"fired": "green", "passed": "yellow", "queued": "cyan", "paused": "magenta", "cancelled": "dim"}
