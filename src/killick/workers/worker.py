@@ -11,6 +11,7 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -487,19 +488,17 @@ class Worker:
             await asyncio.to_thread(do, *args)
 
 
+@dataclass(slots=True, eq=False)
 class _Slot:
     """A run that a worker executes."""
 
-    __slots__ = ("agent", "first_priority", "leaves", "own", "run", "since", "task")
-
-    def __init__(self, run: str, agent: str, priority: int, since: float, task: asyncio.Task[None]) -> None:
-        self.run = run
-        self.agent = agent
-        self.first_priority = priority
-        self.since = since
-        self.task = task
-        self.leaves = False
-        self.own: OwnProcess | None = None
+    run: str
+    agent: str
+    first_priority: int
+    since: float
+    task: asyncio.Task[None]
+    leaves: bool = False
+    own: OwnProcess | None = None
 
     def leave(self, executor: Executor) -> None:
         """Releases the run at its next step."""

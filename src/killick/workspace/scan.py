@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -42,18 +43,16 @@ _UNWATCHED_MAX: Final = 200
 _OWN: Final = os.fsdecode(PREFIX)
 
 
+@dataclass(slots=True, eq=False)
 class _Listing:
     """A folder's entries: known files, files to read, folders, and the new ones among them."""
 
-    __slots__ = ("files", "folders", "ignored", "is_linked", "new", "to_read")
-
-    def __init__(self) -> None:
-        self.files: dict[str, CapturedFile] = {}
-        self.folders: dict[str, Folder] = {}
-        self.ignored: set[str] = set()
-        self.to_read: dict[str, bool] = {}
-        self.new: list[str] = []
-        self.is_linked = False
+    files: dict[str, CapturedFile] = field(default_factory=dict[str, CapturedFile])
+    folders: dict[str, Folder] = field(default_factory=dict[str, Folder])
+    ignored: set[str] = field(default_factory=set[str])
+    to_read: dict[str, bool] = field(default_factory=dict[str, bool])
+    new: list[str] = field(default_factory=list[str])
+    is_linked: bool = False
 
 
 class Scanner:

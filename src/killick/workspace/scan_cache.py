@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -22,26 +23,22 @@ _SEEN: Final = 1
 """The version of the cache on disk; other versions are ignored."""
 
 
+@dataclass(slots=True, eq=False)
 class Folder:
     """The cache of one folder. `ref` is None while its contents are not stored."""
 
-    __slots__ = (
-        "files", "folders", "ignored", "inode", "is_same", "mode", "mtime_ns", "ref", "rules", "scope", "totals"
-    )  # fmt: skip
-
-    def __init__(self, inode: int = 0) -> None:
-        self.inode = inode
-        self.mode: int = 0
-        self.mtime_ns: int = 0
-        self.files: dict[str, CapturedFile] = {}
-        self.folders: dict[str, Folder] = {}
-        self.ignored: set[str] = set()
-        self.ref: Id | None = None
-        self.rules: tuple[bytes | None, ...] = ()
-        self.scope: Scope | None = None
-        self.is_same = False
-        """Whether it comes from the cache and its ignore rules are unchanged."""
-        self.totals: tuple[int, int] = (0, 0)
+    inode: int = 0
+    mode: int = 0
+    mtime_ns: int = 0
+    ref: Id | None = None
+    totals: tuple[int, int] = (0, 0)
+    rules: tuple[bytes | None, ...] = ()
+    files: dict[str, CapturedFile] = field(default_factory=dict[str, CapturedFile])
+    folders: dict[str, Folder] = field(default_factory=dict[str, "Folder"])
+    ignored: set[str] = field(default_factory=set[str])
+    scope: Scope | None = None
+    is_same: bool = False
+    """Whether it comes from the cache and its ignore rules are unchanged."""
 
     def entry(self, name: bytes) -> Entry:
         """The folder as an entry of its parent."""
@@ -92,12 +89,11 @@ def _remember(folder: Folder) -> _Remembered:
 
 
 def _recall(saved: _Remembered) -> Folder:
-    folder = Folder(saved.inode)
-    folder.mode, folder.mtime_ns, folder.ref, folder.totals = saved.mode, saved.mtime_ns, saved.ref, saved.totals
-    folder.rules, folder.is_same = saved.rules, True
-    folder.files = {decoded(name): each for name, each in saved.files.items()}
-    folder.folders = {decoded(name): _recall(below) for name, below in saved.folders.items()}
-    return folder
+    return Folder(
+        saved.inode, saved.mode, saved.mtime_ns, saved.ref, saved.totals, saved.rules,
+        {decoded(name): each for name, each in saved.files.items()},
+        {decoded(name): _recall(below) for name, below in saved.folders.items()}, is_same=True,
+    )  # fmt: skip
 
 
 def save(place: Path, top: Folder, *, sweeps: int, rules: str, cipher: Cipher | None) -> None:

@@ -89,6 +89,7 @@ class PostgresStore(SqlReads):
         self.secret_key: Final[bytes] = meta["secret_key"]
 
     namespaces = staticmethod(namespaces)
+    _run_row = staticmethod(run_row_of)
 
     def now_us(self) -> int:
         return int(self._rows(self._q.now_us)[0][0]) if self._clock is None else self._clock.now_us()
@@ -414,9 +415,6 @@ class PostgresStore(SqlReads):
 
     def _found(self, query: str, *values: Any) -> Rows:
         return self._rows(getattr(self._q, query), *values)
-
-    def _run_row(self, found: tuple[Any, ...]) -> records.RunRow:
-        return run_row_of(found)
 
     def _rows(self, statement: Statement, *values: Any) -> Rows:
         return self._server.run(lambda session: session.rows(statement, *values))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from killick.store import records
@@ -23,9 +23,8 @@ class SqlReads(ABC):
     def _found(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """Returns the rows of a named query. A list is one parameter."""
 
-    @abstractmethod
-    def _run_row(self, found: tuple[Any, ...]) -> records.RunRow:
-        """Decodes a row of the index."""
+    _run_row: Callable[[tuple[Any, ...]], records.RunRow]
+    """Decodes a row of the index."""
 
     @abstractmethod
     def _clock_us(self) -> int | None:

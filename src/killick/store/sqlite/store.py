@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -80,6 +80,8 @@ class SqliteStore(SqlReads):
             Path(path), durability=durability, busy_seconds=busy_seconds, create=create, setup=setup,
             accept_loss=accept_loss, read_only=read_only,
         )  # fmt: skip
+        self.place: Final = self._file.place
+        self.proves_life: Final = True
         try:
             with self._file.reading() as db:
                 meta = {
@@ -99,14 +101,6 @@ class SqliteStore(SqlReads):
         self._lane = 0  # of the run that this process claimed last
         self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
 
-    @property
-    def place(self) -> str:
-        return self._file.place
-
-    @property
-    def proves_life(self) -> bool:
-        return True
-
     def now_us(self) -> int:
         return lease_clock_us(self._clock)
 
@@ -118,8 +112,7 @@ class SqliteStore(SqlReads):
         with self._file.reading() as db:
             return db.execute(getattr(Q, query), plain).fetchall()
 
-    def _run_row(self, found: tuple[Any, ...]) -> records.RunRow:
-        return run_row_of(found)
+    _run_row = staticmethod(run_row_of)
 
     def close(self) -> None:
         self._notifier.close()

@@ -39,22 +39,16 @@ class SqliteTransaction:
         except sqlite3.ProgrammingError:
             return False
 
-    @property
-    def path(self) -> str:
-        """The connection's file; empty for none."""
-        with self._cursor() as db:
-            return next(str(path) for _, name, path in db.execute("PRAGMA database_list") if name == "main")
-
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        with self._cursor() as db:
+        with self.cursor() as db:
             return [self._writes.append(db, item, self.to_notify) for item in items]
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
-        with self._cursor() as db:
+        with self.cursor() as db:
             return [self._writes.deliver(db, delivery, self.to_notify) for delivery in deliveries]
 
     @contextlib.contextmanager
-    def _cursor(self) -> Generator[sqlite3.Cursor, None, None]:
+    def cursor(self) -> Generator[sqlite3.Cursor, None, None]:
         """Returns a cursor with our row and text formats, independent of the connection's."""
         texts, self.connection.text_factory = self.connection.text_factory, str
         try:
@@ -99,7 +93,8 @@ def join(connection: Any, file: SqliteFile, writes: Writes) -> SqliteTransaction
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
         raise StoreError(f"{file.place}: tx= takes a sqlite3.Connection to this file, not a {kind}")
     joined = SqliteTransaction(connection, file, writes)
-    path = joined.path
+    with joined.cursor() as db:
+        path = next(str(path) for _, name, path in db.execute("PRAGMA database_list") if name == "main")
     if not path or not file.path.exists() or not Path(path).samefile(file.path):
         raise StoreError(f"{file.place}: tx= is a connection to {path or 'memory'}; open one to this file")
     if not connection.in_transaction:
