@@ -21,7 +21,10 @@ import python_reference
 from killick.check.findings import FindingKind
 from killick.cli.main import MODULES
 from killick.cli.main import killick as commands
+from killick.history import doctor
 from killick.model.event_codec import KINDS
+from killick.store.postgres.server import FORMAT as POSTGRES_FORMAT
+from killick.store.records import STORE_FORMAT
 from pages import ROOT, pages, run, run_page, split, write_page
 
 WRITE: Final = os.environ.get("KILLICK_DOCS") == "write"
@@ -108,6 +111,16 @@ def test_the_table_of_events_says_what_the_code_says() -> None:
         said = " ".join((inspect.getdoc(event) or "").split())
         fields = ", ".join(f"`{name}`" for name in event.__struct_fields__ if name not in ("at", "data"))
         assert f"| `{kind}` | {said} | {fields} |" in page, f"docs/events.md: the row of {kind} is stale"
+
+
+def test_the_format_page_has_the_layouts_of_the_stores() -> None:
+    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+    assert f"| `PRAGMA user_version` modulo 2²⁰ = {STORE_FORMAT} | {POSTGRES_FORMAT} |" in page
+
+
+def test_every_reason_of_the_doctor_has_its_line() -> None:
+    page = (ROOT / "docs" / "keeping.md").read_text(encoding="utf-8")
+    assert unmentioned(doctor._REASONS, page, r"\n\| .*`NAME`.* \|") == []  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_index_leads_to_every_page() -> None:

@@ -687,7 +687,7 @@ def test_the_deepest_value_comes_back_and_a_deeper_one_is_refused(wrap: Any) -> 
     assert through(value) == value
     assert canonical(value)
     error = refusal(wrap(value))
-    assert error.reason == f"is nested deeper than {DEPTH_MAX} levels"
+    assert error.reason == f"is nested deeper than {DEPTH_MAX} levels; flatten it"
     assert len(error.path) <= PATH_CHARS_MAX + 1
 
 

@@ -98,7 +98,7 @@ def read(path: Place) -> Iterator[Export]:
 
 
 def load(path: Place, run: str) -> MemoryStore:
-    """One run of an archive, in a store of its own. Raises RunUnknown if it is not in the file."""
+    """One run of an archive, in a new store in memory. Raises RunUnknown if it is not in the file."""
     for found in read(path):
         if found.header.run == run:
             return found.loaded()

@@ -172,7 +172,7 @@ class Outgoing:
         self._tasks: dict[asyncio.AbstractEventLoop, list[tuple[Sending, asyncio.Future[str]]]] = {}
 
     def deliver(self, messages: Sequence[Delivery]) -> list[Delivered | Exception]:
-        """Delivers messages, with those of the callers that wait meanwhile; returns the result or error of each."""
+        """Delivers messages, together with those of callers that wait; returns the result or error of each."""
         mine = [_Sent(message) for message in messages]
         self._waiting += mine
         with self._turn:

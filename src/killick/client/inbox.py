@@ -40,7 +40,7 @@ def urgency(wait: Wait, priority: int = 0, now_us: int = 0) -> tuple[bool, bool,
 def addressees(to: Sequence[str], may: Sequence[str] | None) -> str:
     """The people who are asked, with the names of a role if known: managers (max, mia)."""
     if not to:
-        return "anybody"
+        return "anyone"
     names = f" ({', '.join(may)})" if may and set(may) != set(to) else ""
     return f"{', '.join(to)}{names}"
 

@@ -361,7 +361,7 @@ def _unfinished(engine: Engine, agent: AnyAgent, tag: str) -> str | None:
 
 
 def _input_tag(engine: Engine, agent: AnyAgent, value: Any, subject: str | None) -> str:
-    """The tag by which an unfinished run of the same input, and of the same data subject, is found again."""
+    """The tag that identifies an unfinished run of the same input and the same data subject."""
     key = engine.store.secret_key
     if subject is not None:
         name = engine.log.key_for(subject, "")

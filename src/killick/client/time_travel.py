@@ -54,13 +54,13 @@ from killick.store.records import Append, Message, Row
 from killick.workspace.workspace import Snapshot
 
 PAUSE_SECONDS_MAX: Final = 30.0
-"""How long a resume waits for a pause that a tool under way delays."""
+"""How long a resume waits for a pause that a running tool delays."""
 
 logger: Final = get_logger("killick")
 
 
 def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str | None) -> str:
-    """Rewinds a run to a position, or lets its holder do it. Returns the result in words."""
+    """Rewinds a run to a position, or sends the command to its holder. Returns the result in words."""
     log, clock, label = engine.log, engine.clock, cut(engine.log, run, to).label
 
     def send() -> Message:

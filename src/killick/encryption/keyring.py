@@ -1,4 +1,4 @@
-"""The data keys of a store, each wrapped by a master key in a log of its own. Destroying one erases its data.
+"""The data keys of a store: each owner's in a log, wrapped by a master key. Destroying one erases its data.
 
 The store has one key, and each data subject another. A run tree derives its own from one of them, so that its values
 are shared within the tree alone. A key's name has the owner (12 bytes), the owner's key (2), and the run tree (8).
@@ -39,7 +39,7 @@ _TRIES: Final = 10
 _KNOWN_MAX: Final = 10_000
 
 KNOWN_SECONDS: Final = 10.0
-"""How long a process uses a key before it looks again whether the key was destroyed."""
+"""How long a process uses a key before it checks whether the key was destroyed."""
 
 
 class ErasedSubject(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,7 +229,7 @@ class Keyring:
         for master in self._masters:
             try:
                 return master.unwrap(wrapped)
-            except Exception as error:  # a key service has errors of its own
+            except Exception as error:  # a key service raises its own types
                 reasons.append(str(error) or type(error).__name__)
         reason = f"none of the given keys opens its data keys: {'; '.join(reasons)}"
         raise KeyRefused(self._store.place, f"{reason}; give the key that wrapped them") from None

@@ -62,7 +62,7 @@ class Cipher:
 
 
 def derived(secret: bytes, purpose: bytes) -> bytes:
-    """Returns a key of its own for a purpose."""
+    """Derives a separate key for a purpose."""
     return hmac.digest(secret, b"killick " + purpose, "sha256")
 
 

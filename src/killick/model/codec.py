@@ -210,7 +210,7 @@ class _How(NamedTuple):
 
 _Lower: TypeAlias = Callable[[Any, int, _How], Plain]
 
-_TOO_DEEP: Final = f"is nested deeper than {DEPTH_MAX} levels"
+_TOO_DEEP: Final = f"is nested deeper than {DEPTH_MAX} levels; flatten it"
 
 
 class _Refusal(Exception):
@@ -303,7 +303,7 @@ def _set(tag: str) -> _Lower:
         items = _list(obj, depth, how)
         by_text = {_text(item): item for item in items}
         if len(by_text) < len(items):
-            raise _Refusal("has two elements that would be stored alike")
+            raise _Refusal("has two elements that would be stored alike; keep one of them")
         return {tag: [by_text[text] for text in sorted(by_text)]}
 
     return lower
@@ -342,7 +342,7 @@ def _map(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
         refusal.way.append(("(key)" if part is key else step_of(key), part))
         raise
     if len(pairs) < len(obj):
-        raise _Refusal("has two keys that would be stored alike")
+        raise _Refusal("has two keys that would be stored alike; rename one of them")
     if all(type(name) is str and name[:1] != "$" for name, _ in pairs.values()):
         return dict(pairs.values())
     return {"$map": [list(pairs[text]) for text in (sorted(pairs) if how.canonically else pairs)]}

@@ -23,7 +23,7 @@ OWN_TAGS: Final = ("input:", "renews:")
 """Prefixes of tags that Killick sets itself."""
 
 OUT_OF_BAND: Final = "0."
-"""The numbering prefix of steps outside the agent's code: a person had an effect compensated meanwhile."""
+"""The numbering prefix of steps outside the agent's code: compensations that a person requested."""
 
 
 class Attempt(msgspec.Struct, array_like=True, gc=False):

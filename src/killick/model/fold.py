@@ -31,7 +31,7 @@ class Fold(FoldData):
 
     def are_quiet(self, events: Sequence[tuple[int, e.Event]]) -> bool:
         """Returns whether these events leave the run's index row unchanged: no wait is open, and they open none; or a
-        run that only waits is taken again."""
+        worker takes a run that only waits."""
         facts = self.facts
         if facts.status != "running" or facts.idle or facts.hosted or facts.crashes:
             waits_on = facts.taken and facts.status == "waiting" and not (facts.live or facts.cancelling)

@@ -30,7 +30,7 @@ def convert(value: Any, kind: Any, *, at: str = "value") -> Any:
 
 
 def fit(value: Any, kind: Any, *, at: str) -> Any:
-    """Converts a live value to the declared type where that loses nothing. Raises `ValueRefused` where it would."""
+    """Converts a live value to the declared type. Raises `ValueRefused` if that would lose data."""
     try:
         return convert(value, kind, at=at)
     except ValueRefused as refused:
@@ -43,7 +43,7 @@ def fit(value: Any, kind: Any, *, at: str) -> Any:
 
 
 _SCALARS: Final = (str, int, float, bool)
-_UNSUPPORTED: Final = "cannot come back as"
+_UNSUPPORTED: Final = "cannot be restored as"
 
 
 class _Misfit(ValueError):
