@@ -286,7 +286,7 @@ VARIABLES: Final = {
     "KILLICK_SECRET_KEY": "the key that signs the sessions of `killick serve`, at least 32 characters; give all "
     "servers of one store the same key",
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "whether traces carry the content of messages",
-    "XDG_DATA_HOME": "the folder for snapshots of a workspace without a store; `~/.local/share` by default",
+    "XDG_DATA_HOME": "the folder for vaults of stores that are no file; `~/.local/share` by default",
     "XDG_STATE_HOME": "the folder for the keys of local servers; `~/.local/state` by default",
 }
 """What the library reads from its environment, in addition to the command line."""
@@ -297,12 +297,14 @@ URLS: Final = (
     (
         "`postgresql://user@host/database`",
         "PostgreSQL; needs the extra `postgres`",
-        "`schema`: the schema of the store, `killick` by default. Others are passed to libpq, such as `sslmode`.",
+        "`namespace`: a separate store, in the schema `killick_NAME`; `pooler=transaction`: behind a transaction "
+        "pooler. Others are passed to libpq, such as `sslmode`.",
     ),
     (
         "`redis://host/0`, `rediss://`, `unix://`, `valkey://`, `valkeys://`",
         "Redis or Valkey; needs the extra `redis`",
-        "`prefix`: the prefix of the store's keys, `killick` by default. Others are passed to redis-py, such as `db`.",
+        "`namespace`: a separate store, under the key prefix `{killick_NAME}:`. Others are passed to redis-py, such as "
+        "`db`.",
     ),
 )
 """The URLs of stores: how they are written, where the store is, and what the query of the URL may say."""
