@@ -188,7 +188,8 @@ def test_a_checkpoint_or_key_that_is_none_is_one_line(capsys: Capture) -> None:
     assert "--checkpoint: needs --key PUB" in did(capsys, "store", "verify", "--checkpoint", "one.seal", code=2)[1]
     assert "is a private key" in did(capsys, "store", "verify", "--key", "key.pem", code=2)[1]
     words = ("store", "verify", "--key", "key.pem.pub", "--checkpoint")
-    assert did(capsys, *words, "key.pem", code=1)[1] == "killick: key.pem: is not a checkpoint\n"
+    found = did(capsys, *words, "key.pem", code=1)[1]
+    assert found == "killick: key.pem: is not a checkpoint; give a file of `killick store seal --out`\n"
     changed = Path("one.seal").read_text().replace("\n2\n", "\n1\n")
     Path("bare.seal").write_text(changed.partition("\n{")[0])
     assert did(capsys, *words, "bare.seal", code=1)[1] == (

@@ -151,7 +151,7 @@ def _section(place: str, first: bytes, lines: Iterator[bytes]) -> bytes:
     try:
         header = _header(first)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ExportBroken(place, "has no run where one should begin; it was changed, use another copy") from None
+        raise ExportBroken(place, "has no run where one should begin; it was changed") from None
     section, size = [first], 0
     for _ in range(header.events + header.messages + header.values):
         line = next(lines, b"")

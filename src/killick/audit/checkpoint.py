@@ -139,13 +139,13 @@ def checkpoint(given: str | bytes, place: str = "checkpoint") -> Checkpoint:
     try:
         whole = (given if isinstance(given, str) else given.decode()).replace("\r\n", "\n")  # as mail writes lines
     except UnicodeDecodeError:
-        raise ProofBroken(place, "is not a checkpoint") from None
+        raise ProofBroken(place, "is not a checkpoint; give a file of `killick store seal --out`") from None
     text, _, rest = whole.partition("\n\n")
     signatures, _, listed = rest.partition("\n\n")
     lines = text.split("\n")
     root = _from_base64(lines[2]) if len(lines) >= 3 else None
     if root is None or len(root) != hashing.HASH_BYTES or not lines[0] or not _is_number(lines[1]) or not signatures:
-        raise ProofBroken(place, "is not a checkpoint")
+        raise ProofBroken(place, "is not a checkpoint; give a file of `killick store seal --out`")
     note = f"{text}\n\n{signatures.rstrip()}\n"
     found = Checkpoint(origin=lines[0], size=int(lines[1]), root=root, note=note)
     return _with_entries(found, listed, place) if listed else found

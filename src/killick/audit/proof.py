@@ -193,7 +193,7 @@ def verify_proof(proof: bytes | str, public_key: bytes | str, checkpoint: bytes 
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProofBroken("proof", f"is not a proof ({error})") from None
     if read.version != VERSION:
-        raise ProofBroken("proof", f"version {read.version}, this build of Killick reads {VERSION}")
+        raise ProofBroken("proof", f"version {read.version}, this build of Killick reads {VERSION}; upgrade it")
     if read.file != given:
         raise ProofBroken("proof", "is not in the form of a proof: it was changed")
     return _Verifier(read, key).proved(checkpoint)

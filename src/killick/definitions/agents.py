@@ -183,7 +183,7 @@ def read_contract(path: str | os.PathLike[str]) -> Contract:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ContractRefused(os.fspath(path), f"cannot be read ({error})") from None
+        raise ContractRefused(os.fspath(path), f"cannot be read ({error}); name a TOML file") from None
     return Contract.parse(text)
 
 

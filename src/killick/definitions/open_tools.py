@@ -41,7 +41,7 @@ class OpenShape(Shape):
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if args:
-            raise TypeError(f"{self.name}: takes its arguments by name")
+            raise TypeError(f"{self.name}: takes its arguments by name; write name=value")
         given = dict(kwargs)
         return given, given
 

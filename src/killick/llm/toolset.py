@@ -40,7 +40,7 @@ class Toolset:
             if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise DeclarationRefused(repr(tool), "is not a tool; declare it with @killick.tool")
             if not NAME.fullmatch(tool.name):
-                raise DeclarationRefused(tool.name, "models take names of 64 letters, digits, _ and -; rename it")
+                raise DeclarationRefused(tool.name, "models take names of up to 64 letters, digits, _ and -; rename it")
             if tool.name in self._tools:
                 raise DeclarationRefused(tool.name, "is in the toolset twice; give one of them another name")
             self._tools[tool.name] = tool

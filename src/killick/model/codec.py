@@ -278,7 +278,7 @@ def _secret(obj: Secret, depth: int, how: _How) -> Plain:
     if obj.digest is not None:
         return {"$secret": obj.digest.hex()}
     if how.secret_key is None:
-        raise _Refusal("cannot store a Secret here; it may only be an argument")
+        raise _Refusal("cannot store a Secret here; pass it as an argument of a tool")
     value = obj.reveal()
     body = _text(_LOWER[type(value)](value, depth, how._replace(canonically=True))).encode()
     return {"$secret": hmac.digest(how.secret_key, body, "sha256").hex()}
