@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
 
-demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
+demo: $(VENV)/has-package  ## watch an agent die at step 6 and resume
 	@$(PY) -m killick demo
 
 environment: $(VENV)/has-test $(VENV)/has-lint $(VENV)/has-neighbours $(VENV)/has-docs  ## install what .ci/run needs
