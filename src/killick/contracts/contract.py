@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
-from sys import getsizeof
 from traceback import extract_tb
 from typing import Any, Final, cast
 
@@ -252,10 +251,6 @@ def _people(role: str, value: object) -> tuple[str, ...]:
 
 def oversized(arguments: Mapping[str, Any], bytes_max: int, depth_max: int) -> str | None:
     """Returns why arguments are too large or too deep to evaluate."""
-    values = arguments.values()
-    # Text takes at most twice as many bytes in UTF-8 as in memory: plain values that are far from the limit.
-    if _FLAT.issuperset(map(type, values)) and 2 * sum(map(getsizeof, (*arguments, *values))) < bytes_max:
-        return None
     left = bytes_max
     for name, value in arguments.items():
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
@@ -302,4 +297,3 @@ def _remaining(value: Any, left: int, depth_max: int) -> tuple[int, bool]:
 
 
 _LISTS: Final = frozenset({list, tuple, set, frozenset})
-_FLAT: Final = frozenset({str, bytes, int, float, bool, type(None)})

@@ -205,8 +205,9 @@ class ContractsInForce:
         """
         if self.is_shared or self.unbound() or self.looked(name, arguments):
             return None
-        if not PLAIN_VALUES.issuperset(map(type, arguments.values())):
-            return None
+        for value in arguments.values():
+            if type(value) not in PLAIN_VALUES:
+                return None
         verdict = self.judge(
             Intention(name=name, sort="tool", arguments=arguments, step=step, effect=effect, by="agent")
         )
