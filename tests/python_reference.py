@@ -304,14 +304,16 @@ def _status(kind: type[errors.KillickError]) -> int:
     """The HTTP status of an error: the first of the table that it is. Read, for the web takes long to import."""
     [table] = module("killick.web.problems").own["_STATUSES"]
     assert isinstance(table, ast.AnnAssign)
-    assert isinstance(table.value, ast.Tuple)
-    for row in table.value.elts:
-        match row:
-            case ast.Tuple(elts=[ast.Attribute(attr=name), ast.Constant(value=int() as status)]):
-                if issubclass(kind, getattr(errors, name)):
-                    return status
+    assert isinstance(table.value, ast.Dict)
+    for status, kinds in zip(table.value.keys, table.value.values, strict=True):
+        match status, kinds:
+            case ast.Constant(value=int() as code), ast.Tuple(elts=parts):
+                if any(
+                    isinstance(each, ast.Attribute) and issubclass(kind, getattr(errors, each.attr)) for each in parts
+                ):
+                    return code
             case _:
-                raise AssertionError(ast.unparse(row))
+                raise AssertionError(ast.unparse(kinds))
     raise AssertionError(kind)
 
 

@@ -41,18 +41,12 @@ class CommandFailed(Exception):
         self.code = code
 
 
-_CODES: Final[tuple[tuple[type[errors.KillickError], Exit], ...]] = (
-    (errors.RunWaiting, Exit.WAITING),
-    (errors.RunFailed, Exit.BAD),
-    (errors.RunCancelled, Exit.BAD),
-    (errors.RunBusy, Exit.BUSY),
-    (errors.StoreBusy, Exit.BUSY),
-    (errors.RunBroken, Exit.BAD),
-    (errors.StoreBroken, Exit.BAD),
-    (errors.StoreFull, Exit.BAD),
-    (errors.StoreReadOnly, Exit.BAD),
-    (errors.SnapshotBroken, Exit.BAD),
-)
+_CODES: Final[dict[Exit, tuple[type[errors.KillickError], ...]]] = {
+    Exit.WAITING: (errors.RunWaiting,),
+    Exit.BUSY: (errors.RunBusy, errors.StoreBusy),
+    Exit.BAD: (errors.RunFailed, errors.RunCancelled, errors.RunBroken, errors.StoreBroken, errors.StoreFull,
+               errors.StoreReadOnly, errors.SnapshotBroken),
+}  # fmt: skip
 """Every other error of Killick means a bad request."""
 
 
@@ -64,7 +58,7 @@ def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
 
 def code_of(error: errors.KillickError) -> Exit:
     """The exit code of an error."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.MISTYPED)
+    return next((code for code, kinds in _CODES.items() if isinstance(error, kinds)), Exit.MISTYPED)
 
 
 def drop_output() -> None:

@@ -15,20 +15,15 @@ from killick.text import printable_json
 
 logger: Final = get_logger("killick.web")
 
-_STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
-    (errors.RunUnknown, 404),
-    (errors.AgentUnknown, 404),
-    (errors.BoundaryUnknown, 404),
-    (errors.ValueErased, 410),
-    (errors.NotAsked, 403),
-    (errors.WebhookRefused, 401),
-    (errors.ValueRefused, 422),
-    (errors.DurationRefused, 422),
-    (errors.DeclarationRefused, 422),
-    (errors.StoreBusy, 503),
-    (errors.StoreError, 503),
-    (errors.KillickError, 409),
-)
+_STATUSES: Final[dict[int, tuple[type[Exception], ...]]] = {
+    404: (errors.RunUnknown, errors.AgentUnknown, errors.BoundaryUnknown),
+    410: (errors.ValueErased,),
+    403: (errors.NotAsked,),
+    401: (errors.WebhookRefused,),
+    422: (errors.ValueRefused, errors.DurationRefused, errors.DeclarationRefused),
+    503: (errors.StoreError,),
+    409: (errors.KillickError,),
+}
 """The first match counts. Any other error is a conflict: nothing was changed."""
 
 _WORDS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -81,8 +76,8 @@ def problem_of(error: Exception) -> Problem:
     """An error as a problem. An error that is not Killick's own is logged, and not shown to the caller."""
     if isinstance(error, Problem):
         return error
-    for kind, status in _STATUSES:
-        if isinstance(error, kind):
+    for status, kinds in _STATUSES.items():
+        if isinstance(error, kinds):
             headers = {"Retry-After": "1"} if status == 503 else None
             code = _WORDS.sub("_", type(error).__name__).lower()  # RunUnknown is `run_unknown`
             return Problem(status, str(error), code=code, headers=headers)

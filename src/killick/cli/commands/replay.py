@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,13 +51,15 @@ def replay_command(
     found, key = _found(shell, source, run)
     agent = _agent(shell, found, target)
     asked = ReplayRequest(to=to, stop_at=stop_at, here=True, seconds=None if stop_at is not None else SECONDS)
-    screen = _Screen(shell)
-    replay = Replay(found, agent, secret_key=key, asked=asked, tell=screen.step)
-    screen.begin(replay, source)
+    replay = Replay(found, agent, secret_key=key, asked=asked, tell=partial(_print_step, shell))
+    state = replay.state
+    origin = f", from {source}" if source != replay.run else ""
+    summary = f"  {state.agent}, {counted(len(state.fold.steps), 'step')} on record{origin}, "
+    _print(shell, (replay.run, "bold"), summary, (state.status, paint.STYLES.get(state.status, "")))
     with contextlib.redirect_stdout(sys.stderr) if shell.json else contextlib.nullcontext():
         replayed = replay.outcome()
     shell.emit(_document(replayed))
-    screen.end(replayed)
+    _print_end(shell, replayed)
     if replay.missed is not None:
         shell.note(f"the code never came to step {replay.missed}, so the debugger had nowhere to stop")
     return Exit.BAD if replayed.divergence is not None else Exit.DONE
@@ -101,45 +104,35 @@ def _agent(shell: Shell, found: Export, target: str | None) -> AnyAgent:
 # output -------------------------------------------------------------------------------------------
 
 
-class _Screen:
-    """Prints the progress of a replay."""
+def _print(shell: Shell, *parts: str | tuple[str, str], wrap: bool = True) -> None:
+    cut: Any = {"soft_wrap": True} if wrap else {"no_wrap": True, "overflow": "ellipsis"}
+    shell.out.print(Text.assemble(*parts), **cut)
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
 
-    def _print(self, *parts: str | tuple[str, str], wrap: bool = True) -> None:
-        cut: Any = {"soft_wrap": True} if wrap else {"no_wrap": True, "overflow": "ellipsis"}
-        self._shell.out.print(Text.assemble(*parts), **cut)
+def _print_step(shell: Shell, played: Played) -> None:
+    """One step that was given its outcome."""
+    style = paint.STYLES.get(played.status, "")
+    output = paint.brief(_said(played), max(shell.out.width - _NAME_CHARS - 11, 40))
+    _print(
+        shell, (f"  {paint.SIGNS.get(played.status, '·')} ", style), (f"{played.step:<5} ", "dim"),
+        f"{paint.brief(played.name, _NAME_CHARS):<{_NAME_CHARS}} ",
+        (output, "red" if played.status == "failed" else "dim"), wrap=False,
+    )  # fmt: skip
+    if played.drift is not None:
+        for line in _changes(played.drift.recorded, played.drift.found):
+            _print(shell, ("          ~ ", "yellow"), ("drifts: ", "yellow"), line, wrap=False)
 
-    def begin(self, replay: Replay, source: str) -> None:
-        state = replay.state
-        origin = f", from {source}" if source != replay.run else ""
-        summary = f"  {state.agent}, {counted(len(state.fold.steps), 'step')} on record{origin}, "
-        self._print((replay.run, "bold"), summary, (state.status, paint.STYLES.get(state.status, "")))
 
-    def step(self, played: Played) -> None:
-        """One step that was given its outcome."""
-        style = paint.STYLES.get(played.status, "")
-        output = paint.brief(_said(played), max(self._shell.out.width - _NAME_CHARS - 11, 40))
-        self._print(
-            (f"  {paint.SIGNS.get(played.status, '·')} ", style), (f"{played.step:<5} ", "dim"),
-            f"{paint.brief(played.name, _NAME_CHARS):<{_NAME_CHARS}} ",
-            (output, "red" if played.status == "failed" else "dim"), wrap=False,
-        )  # fmt: skip
-        if played.drift is not None:
-            for line in _changes(played.drift.recorded, played.drift.found):
-                self._print(("          ~ ", "yellow"), ("drifts: ", "yellow"), line, wrap=False)
-
-    def end(self, replayed: Replayed) -> None:
-        for stray in replayed.strays:
-            self._print(("  ~ ", "yellow"), str(stray))
-        if replayed.played:
-            self._print("")
-        sign, style = {
-            "agrees": ("✓", "bold green"), "diverged": ("✗", "bold red"), "beyond": ("→", "bold yellow"),
-            "stopped": ("■", "bold cyan"),
-        }[replayed.outcome]  # fmt: skip
-        self._print((f"{sign} ", style), verdict(replayed))
+def _print_end(shell: Shell, replayed: Replayed) -> None:
+    for stray in replayed.strays:
+        _print(shell, ("  ~ ", "yellow"), str(stray))
+    if replayed.played:
+        _print(shell, "")
+    sign, style = {
+        "agrees": ("✓", "bold green"), "diverged": ("✗", "bold red"), "beyond": ("→", "bold yellow"),
+        "stopped": ("■", "bold cyan"),
+    }[replayed.outcome]  # fmt: skip
+    _print(shell, (f"{sign} ", style), verdict(replayed))
 
 
 def verdict(replayed: Replayed) -> str:

@@ -20,7 +20,6 @@ from killick.cli.context import Shell, Unparsed, command, current_user, grace_op
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.run_view import Following
 from killick.cli.wait_view import print_wait
-from killick.client.client import Client
 from killick.client.start import begin
 from killick.definitions.agents import AnyAgent
 from killick.errors import KillickError, RunDiverged, RunFailed, RunPaused, RunWaiting, ValueRefused
@@ -167,7 +166,7 @@ def _executed(shell: Shell, run_target: RunTarget, grace: float, *, quiet: bool)
     client, run = shell.client, str(run_target.run)
     while True:
         try:
-            with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet), _pausing(shell, run, grace):
+            with _progress(shell, run, is_shown=shell.err.is_terminal and not quiet), _pausing(shell, run, grace):
                 return client.run(run_target.agent, run_target.input, id=run)
         except RunWaiting as waiting:
             if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
@@ -339,30 +338,27 @@ def _type(kind: Any) -> str:
 # progress -----------------------------------------------------------------------------------------
 
 
-class Progress:
-    """Shows the steps of a run as they end, from the record, while another thread is busy with it."""
+@contextmanager
+def _progress(shell: Shell, run: str, *, is_shown: bool) -> Generator[None, None, None]:
+    """Shows the steps of a run as they end, from the record, in a thread: this one is busy with the run."""
+    if not is_shown:
+        yield
+        return
+    following, done = Following(shell, run, seen=shell.log.head(run).seq, err=True), threading.Event()
 
-    def __init__(self, shell: Shell, client: Client, run: str, *, shown: bool) -> None:
-        self._following = Following(shell, run, seen=client.runtime.log.head(run).seq, err=True) if shown else None
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="killick-progress", daemon=True)
-
-    def __enter__(self) -> Progress:
-        if self._following is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        if self._following is not None:
-            self._thread.join(5)
-
-    def _follow(self) -> None:
-        """Follows the run until it ends. An error in reading or printing does not affect the run."""
-        assert self._following is not None
+    def follow() -> None:
+        # An error in reading or printing does not affect the run.
         with suppress(OSError):
-            over = False
-            while not over:
-                over = self._done.wait(LOOK_SECONDS)
+            is_over = False
+            while not is_over:
+                is_over = done.wait(LOOK_SECONDS)
                 with suppress(KillickError):
-                    self._following.look()
+                    following.look()
+
+    thread = threading.Thread(target=follow, name="killick-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(5)

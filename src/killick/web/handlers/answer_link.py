@@ -67,12 +67,7 @@ def open_wait(call: Call[Any, Any], link: Link, by: str) -> Wait:
     return wait
 
 
-def _blank(call: Call[LinkAsked, Any]) -> LinkedQuestion:
-    """The page of a link that cannot be answered."""
-    return LinkedQuestion()
-
-
-@get(PATH, scope=None, page="answer.html", blank=_blank)
+@get(PATH, scope=None, page="answer.html", blank=lambda _: LinkedQuestion())
 def shown(call: Call[LinkAsked, Any]) -> LinkedQuestion:
     """The one question of an answer link. Changes nothing."""
     link = read_link(call, call.asked.link)
