@@ -320,11 +320,8 @@ def _copied(value: Any, frame_of: Callable[[int], bytes]) -> Callable[[Packer], 
 
 def _items(saved: Any, written: Mapping[int, Any]) -> Iterator[int]:
     """Returns the items that a checkpoint and its writes refer to."""
-    yield from items_of(saved["shape"])
-    yield from items_of(saved["values"])
-    yield from items_of(saved.get("rest"))
-    for value in written.values():
-        yield from items_of([write[2] for write in value["writes"]])
+    writes = [write[2] for value in written.values() for write in value["writes"]]
+    return items_of([saved["shape"], saved["values"], saved.get("rest"), writes])
 
 
 def _ordered(written: Sequence[tuple[str, Any]], unpack: Callable[[Any], Any]) -> Writes:

@@ -87,7 +87,7 @@ class KillickRuntime(StateOwner, BasicRuntime):  # type: ignore[misc,unused-igno
         run_id, within = get_current_run_id() or "", SCOPE.get()
         name = run_id if within is None else within.named(workflow.workflow_name)
         queues = self._queues[run_id]
-        _OPEN.set(opened := _OpenRun(self, workflow, queues, self._shelf, name))
+        _OPEN.set(opened := _OpenRun(self, workflow, queues, name))
         if attempt() is not None:  # in a tool, whose step has the result and numbers the calls
             return cast("StopEvent", await begin(init_state, *given))
         self._open[run_id] = opened
@@ -110,17 +110,10 @@ class KillickRuntime(StateOwner, BasicRuntime):  # type: ignore[misc,unused-igno
 class _OpenRun(InternalAsyncioAdapter):
     """A run in this process. Stores its context when all events so far are processed, before the next steps start."""
 
-    def __init__(
-        self,
-        runtime: KillickRuntime,
-        workflow: Workflow,
-        queues: AsyncioAdapterQueues,
-        shelf: FrameworkState,
-        name: str,
-    ) -> None:
+    def __init__(self, runtime: KillickRuntime, workflow: Workflow, queues: AsyncioAdapterQueues, name: str) -> None:
         super().__init__(queues)
         self._workflow = workflow
-        self._shelf = shelf
+        self._shelf = runtime._shelf
         self.name = name
         self.calls = tool_gate.CallGroup(Exception)
         self._serializer = _Serializer(queues.serializer or runtime.get_serializer(workflow))
