@@ -23,7 +23,7 @@ from starlette.responses import Response
 from killick.browser_guard import LOCAL_NAMES, refusal
 from killick.errors import AccessRefused
 from killick.model.events import to_text
-from killick.web.auth.server_keys import owner_key, session_key
+from killick.web.auth.server_keys import kept_key, session_key
 from killick.web.problems import Problem
 from killick.web.status_reader import StatusReader
 from killick.workers.tokens import TOKENS, Person, Token, Tokens, checked
@@ -211,7 +211,7 @@ class OwnerAccess(TokenAccess):
         super().__init__(client)
         self._names = LOCAL_NAMES | {name.lower() for name in host_names}
         self._person = Person(_user(), "admin")
-        self.key = owner_key(client)
+        self.key = kept_key(client, "owner")
         self._link_key = to_text(client.runtime.ids.key())
         self.on_link_used: Callable[[], None] = lambda: None
         """Called when a link was used, and there is another."""

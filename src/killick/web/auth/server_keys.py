@@ -37,18 +37,14 @@ def session_key(client: Client) -> bytes:
     """The key that sessions of this store are signed with; AccessRefused where none can be kept."""
     given = os.environ.get(VARIABLE)
     if given is None:
-        return _kept(client, "session").text.encode()
+        return kept_key(client, "session").text.encode()
     if len(given) < SECRET_CHARS_MIN:
         raise AccessRefused(VARIABLE, f"is shorter than {SECRET_CHARS_MIN} characters; set a longer random value")
     return sha256(f"{given}\n{client.runtime.store.id}".encode()).digest()
 
 
-def owner_key(client: Client) -> OwnerKey:
-    """The key of the store's owner, made where there is none yet; AccessRefused where none can be kept."""
-    return _kept(client, "owner")
-
-
-def _kept(client: Client, name: str) -> OwnerKey:
+def kept_key(client: Client, name: str) -> OwnerKey:
+    """A key of the store by its name, made where there is none yet; AccessRefused where none can be kept."""
     fresh, place = to_text(client.runtime.ids.key()), _place(client, name)
     if place is None:
         return OwnerKey(fresh, None)
