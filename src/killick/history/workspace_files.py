@@ -362,7 +362,8 @@ def _file_change(change: tree.Change, load: Load, *, with_lines: bool) -> FileCh
     if lines:
         plus, minus = (sum(line[:1] == sign for line in lines) for sign in "+-")
         return replace(made, lines=lines, plus=plus, minus=minus, about=other)
-    return replace(made, about=", ".join(filter(None, (why, _sizes(before, after), other))))
+    sizes = [size_text(each.size) for each in (before, after) if each is not None and each.kind == tree.FILE]
+    return replace(made, about=", ".join(filter(None, (why, " → ".join(dict.fromkeys(sizes)), other))))
 
 
 def _other(before: Entry | None, after: Entry | None) -> str:
@@ -375,11 +376,6 @@ def _other(before: Entry | None, after: Entry | None) -> str:
     if before.kind == tree.LINK and before.ref != after.ref:
         return f"link{_leads(before)}, now{_leads(after)}"
     return f"mode {before.mode:03o} → {after.mode:03o}" if before.mode != after.mode else ""
-
-
-def _sizes(before: Entry | None, after: Entry | None) -> str:
-    sizes = [size_text(each.size) for each in (before, after) if each is not None and each.kind == tree.FILE]
-    return " → ".join(dict.fromkeys(sizes))
 
 
 def _leads(entry: Entry) -> str:

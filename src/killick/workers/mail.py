@@ -110,20 +110,15 @@ def _send(server: smtplib.SMTP, mail: Sequence[EmailMessage]) -> None:
         try:
             server.send_message(each)
         except (smtplib.SMTPRecipientsRefused, smtplib.SMTPDataError) as error:
-            if _code(error) < 500:
+            replies = (
+                [(error.smtp_code, b"")] if isinstance(error, smtplib.SMTPDataError) else error.recipients.values()
+            )
+            if any(code < 500 for code, _ in replies):
                 raise
             refused += 1
             logger.warning("e-mail to %s was refused: %s", each["to"], error)
             if refused == len(mail):
                 raise WebhookGone("e-mail", f"was refused for {each['to']}: {error}") from None
-
-
-def _code(error: smtplib.SMTPRecipientsRefused | smtplib.SMTPDataError) -> int:
-    """The server's reply to a message, which has one recipient."""
-    if isinstance(error, smtplib.SMTPDataError):
-        return error.smtp_code
-    [(code, _)] = error.recipients.values()
-    return code
 
 
 def _message(event: HookEvent, wait: Wait, sender: str, to: str, link: str) -> EmailMessage:

@@ -29,7 +29,6 @@ from killick.engine.steps.attempt import call_on
 from killick.errors import KillickError
 from killick.logger import get_logger
 from killick.store import open_store
-from killick.store.protocol import Store
 from killick.store.records import Head
 from killick.type_init import ready
 
@@ -68,10 +67,13 @@ class OwnProcess:
             return None
         file = getattr(sys.modules.get(declared.__module__), "__file__", None)
         order = _Order(runtime.url, head.run, declared.__module__, file, head.epoch, lease_seconds)
+        # The variable that names the master keys; without it, the process reads the same as this one.
+        described: str | None = getattr(runtime.store, "described", None)
+        keys = {} if described is None else {VARIABLE: described}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "from killick.workers.own_process import main; main()",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **_keys(runtime.store), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **keys, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         own = cls(process)
         try:
@@ -108,12 +110,6 @@ class OwnProcess:
     def _tell(self, line: bytes) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line + b"\n")
-
-
-def _keys(store: Store) -> dict[str, str]:
-    """Returns the variable that names the master keys; without it, the process reads the same as this one."""
-    described: str | None = getattr(store, "described", None)
-    return {} if described is None else {VARIABLE: described}
 
 
 # the other process --------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -75,7 +74,7 @@ def _append_few(session: Session, q: Statements, item: Append) -> Head | None:
     values: list[Any] = [item.run, item.after, item.before, item.epoch, last.seq, last.hash, last.body, last.data]
     for row in rows[:-1]:
         values += (row.seq, row.body, row.hash, row.data)
-    found = session.rows(_FEW[len(rows)](q), *values)
+    found = session.rows(_few(len(rows), q), *values)
     if not found:
         return None
     return _head(item.run, last.seq, last.hash, item.epoch, *found[0])
@@ -90,7 +89,6 @@ def _few(rows: int, q: Statements) -> Statement:
 
 _names: Final = msgspec.json.Decoder(list[str]).decode
 _LAST_ROW: Final = "($5, $7::bytea, $6, $8::bytea)"
-_FEW: Final = {rows: partial(_few, rows) for rows in range(1, FEW_ROWS + 1)}
 
 
 def _append_all(

@@ -15,24 +15,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from killick.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from killick.errors import StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
 from killick.permissions import open_private
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-
-
-def explain(error: OSError, place: str) -> StoreError:
-    """Translates an operating-system error."""
-    if error.errno in _FULL:
-        return StoreFull(place)
-    if error.errno in _READ_ONLY:
-        return StoreReadOnly(place)
-    if isinstance(error, FileNotFoundError):
-        return StoreUnavailable(place, "part of this vault is missing; check its folder, or restore it from a backup")
-    if isinstance(error, NotADirectoryError | FileExistsError):
-        return StoreUnavailable(place, "is not a folder, so it cannot be a vault; choose another name")
-    return StoreUnavailable(place, f"the system says: {error.strerror or error}")
 
 
 @contextlib.contextmanager
@@ -41,7 +28,16 @@ def explained(place: str) -> Generator[None, None, None]:
     try:
         yield
     except OSError as error:
-        raise explain(error, place) from error
+        if error.errno in _FULL:
+            raise StoreFull(place) from error
+        if error.errno in _READ_ONLY:
+            raise StoreReadOnly(place) from error
+        reason = f"the system says: {error.strerror or error}"
+        if isinstance(error, FileNotFoundError):
+            reason = "part of this vault is missing; check its folder, or restore it from a backup"
+        elif isinstance(error, NotADirectoryError | FileExistsError):
+            reason = "is not a folder, so it cannot be a vault; choose another name"
+        raise StoreUnavailable(place, reason) from error
 
 
 _FIRST_NAP_SECONDS: Final = 0.0005

@@ -261,7 +261,9 @@ class Vault:
                     if not self._is_there():
                         if not make:
                             return None
-                        self._make()
+                        make_folder(self._packs.folder)
+                        sync_folder(self.path)
+                        sync_folder(self.path.parent)
                     self._index = Index(self.path / _INDEX, busy_seconds=self._busy_seconds)
             return self._index
 
@@ -278,11 +280,6 @@ class Vault:
         if any(map(self._packs.size_bytes, self._packs.numbers())) and not (path.exists() and path.stat().st_size):
             raise StoreBroken(self._place, f"this vault has its packs, but its {_INDEX} is missing")
         return False
-
-    def _make(self) -> None:
-        make_folder(self._packs.folder)
-        sync_folder(self.path)
-        sync_folder(self.path.parent)
 
     def _writers(self, *, shared: bool) -> AbstractContextManager[None]:
         seconds = _WRITING_BUSY_SECONDS if shared else self._busy_seconds
