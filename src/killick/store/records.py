@@ -502,10 +502,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
         return (self.rows[-1].seq, self.rows[-1].hash) if self.rows else (self.after, self.before)
 
     def is_committed(self, head: Head) -> bool:
-        """Returns whether this append was already committed and its acknowledgement lost.
-
-        Two callers may create the same run with the same event, so only the current holder counts as its creator.
-        """
+        """Returns whether this append was already committed and its acknowledgement lost. Of two callers that create
+        the same run with the same event, only the current holder counts as its creator."""
         made = self.create is None or (self.create.holder is not None and self.create.holder == head.holder)
         return made and bool(self.rows) and (head.seq, head.hash) == self.last
 
@@ -522,9 +520,11 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
 def refuse_misnumbered(items: Sequence[Append]) -> None:
     """Raises ValueError if the rows of an append do not follow its head one by one."""
-    for one in (one for item in items if not item.is_bare for one in item.group):
-        if [row.seq for row in one.rows] != list(range(one.after + 1, one.after + 1 + len(one.rows))):
-            raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
+    for item in items:
+        for one in item.group:
+            for seq, row in enumerate(one.rows, one.after + 1):
+                if row.seq != seq:
+                    raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
 
 
 _ROWS_ALONE: Final = Append.__struct_fields__.index("rows") + 1

@@ -77,7 +77,7 @@ class Writes:
         records.refuse_misnumbered([item])
         group = item.group
         found: HeadRow | None = db.execute(Q.head, (item.run,)).fetchone()
-        if found is not None and not found[9] and item.is_committed(head := head_of(found)):
+        if found is not None and not found[9] and item.rows and item.is_committed(head := head_of(found)):
             return head
         claimed: dict[records.UniqueRight, records.Owner] = {}
         refused = self._refuse(db, item, found, claimed)
