@@ -452,7 +452,7 @@ def test_every_transition_of_a_machine_is_run_again(kd: killick.Client) -> None:
     assert replay(data, replay_counter).result == 60
     now.add("other")
     error = parted(data, replay_counter)
-    assert "the transition at step 2 led to" in str(error)
+    assert "transition 2 led to" in str(error)
     assert "(state.doubled: 20 is now 30)" in str(error)
     now.add("new call")
     assert str(parted(data, replay_counter)) == (

@@ -41,7 +41,7 @@ _END: Final[Any] = object()
 _KEPT: Final = {"_request_id": ("x-request-id", "request-id"), "_workspace_id": ("anthropic-workspace-id",)}
 """The response headers that clients read, by the name under which they are recorded."""
 
-_OURS: ContextVar[list[KillickError] | None] = ContextVar("killick_durable", default=None)
+_PREVENTED: ContextVar[list[KillickError] | None] = ContextVar("killick_durable", default=None)
 """Errors of Killick that prevented a call. They pass through the client, which would otherwise wrap them."""
 
 
@@ -73,16 +73,16 @@ def _durable(cls: Any) -> Any:
     async def request(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
         if _place() is None:
             return await settled(cls.request(self, cast_to, options, **more))
-        token = _OURS.set([])
+        token = _PREVENTED.set([])
         try:
             once = options.model_copy(update={"max_retries": 0})
             return await settled(cls.request(self, cast_to, once, **more))
         except Exception:
-            if errors := _OURS.get():
+            if errors := _PREVENTED.get():
                 raise errors[0] from None
             raise
         finally:
-            _OURS.reset(token)
+            _PREVENTED.reset(token)
 
     parts = {"request": _of_kind(request, blocks=not inspect.iscoroutinefunction(cls.request))}
     return type(cls.__name__, (cls,), {**parts, "__module__": cls.__module__, "__doc__": cls.__doc__})
@@ -233,7 +233,7 @@ _LENGTHS: Final = frozenset({"content-length", "content-encoding", "transfer-enc
 
 
 def _noted(error: KillickError) -> KillickError:
-    errors = _OURS.get()
+    errors = _PREVENTED.get()
     if errors is not None:
         errors.append(error)
     return error
@@ -280,7 +280,7 @@ class _Exchange:
             run = self._run(place)
             if not call.streams:
                 return call.answered(await settled(run.model(self._called(self._asked), **call.body)))
-            chunks = _each(run.stream(self._called(self._opened), **call.body))
+            chunks = _both_kinds(run.stream(self._called(self._opened), **call.body))
             first = await anext(chunks, _END)
             if isinstance(first, str):
                 first += "".join([str(chunk) async for chunk in chunks])
@@ -312,15 +312,15 @@ class _Exchange:
         if response.is_error:
             await settled(response.read() if self._blocks else response.aread())
             response.raise_for_status()
-        return _now(self._events(response)) if self._blocks else self._events(response)
+        return _without_waiting(self._events(response)) if self._blocks else self._events(response)
 
     async def _whole(self, **body: Any) -> Any:
-        return join_chunks([chunk async for chunk in _each(await self._opened(**body))])
+        return join_chunks([chunk async for chunk in _both_kinds(await self._opened(**body))])
 
     async def _events(self, response: Any) -> AsyncGenerator[Any, None]:
         events = Events()
         try:
-            async for line in _each(response.iter_lines() if self._blocks else response.aiter_lines()):
+            async for line in _both_kinds(response.iter_lines() if self._blocks else response.aiter_lines()):
                 for event in events.line(line):
                     yield event
             for event in events.rest():
@@ -353,7 +353,7 @@ class _Exchange:
 
         class Blocking(library.SyncByteStream):  # type: ignore[misc,name-defined]
             def __iter__(self) -> Iterator[bytes]:
-                return _now(body())
+                return _without_waiting(body())
 
             def close(self) -> None:
                 driven(chunks.aclose())
@@ -361,7 +361,7 @@ class _Exchange:
         return Blocking() if self._blocks else Awaited()
 
 
-async def _each(items: Any) -> AsyncGenerator[Any, None]:
+async def _both_kinds(items: Any) -> AsyncGenerator[Any, None]:
     """The items of an iterator of either kind; it is closed with this one."""
     awaits = hasattr(items, "__aiter__")
     try:
@@ -375,7 +375,7 @@ async def _each(items: Any) -> AsyncGenerator[Any, None]:
         await settled(items.aclose() if awaits else items.close())
 
 
-def _now(items: AsyncGenerator[T, None]) -> Iterator[T]:
+def _without_waiting(items: AsyncGenerator[T, None]) -> Iterator[T]:
     """The items of an async generator that never waits."""
     try:
         while (item := driven(settled(anext(items, _END)))) is not _END:

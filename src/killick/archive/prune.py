@@ -69,12 +69,12 @@ def choose(
     if unknown := sorted(set(status) - set(ENDED)):
         raise ArchiveRefused(unknown[0], f"is not the status of an ended run; give one of {', '.join(ENDED)}")
     rows = list(_listed(log.store, RunQuery(status=tuple(status), agent=agent, until_us=until_us)))
-    ties: dict[str, _References] = {}
+    references: dict[str, _References] = {}
     for count, row in enumerate(rows, 1):
-        ties[row.run] = _references(log.store, row.run)
+        references[row.run] = _references(log.store, row.run)
         progress("looking", count, len(rows))
     known = {head.run: head for _, head in heads(log.store)}
-    going, kept = _Choice(log.store, known, ties).made()
+    going, kept = _Choice(log.store, known, references).made()
     events = sum(known[run].seq - known[run].base for run in going)
     return Chosen(going=tuple(row for row in rows if row.run in going), kept=kept, events=events)
 
@@ -87,8 +87,8 @@ def _listed(store: Store, query: RunQuery) -> Iterator[RunRow]:
         before = rows[-1].number
 
 
-_TELLING: Final = ("run.started", "run.repaired", "child.spawned", "value.erased")
-_BEGINNINGS: Final = tuple(f'{{"kind":"{kind}'.encode() for kind in _TELLING)
+_REFERRING: Final = ("run.started", "run.repaired", "child.spawned", "value.erased")
+_REFERRING_BODIES: Final = tuple(f'{{"kind":"{kind}'.encode() for kind in _REFERRING)
 
 
 def _references(store: Store, run: str) -> _References:
@@ -98,7 +98,7 @@ def _references(store: Store, run: str) -> _References:
         found.stays = f"it is quarantined ({reason})"
         return found
     for row in (row for rows in pages(store, run, data=False) for row in rows):
-        if not row.body.startswith(_BEGINNINGS):
+        if not row.body.startswith(_REFERRING_BODIES):
             continue
         try:
             event = event_codec.decode(row.body)
@@ -122,9 +122,9 @@ def _references(store: Store, run: str) -> _References:
 class _Choice:
     """Decides which runs may be pruned. A run that stays may keep others: repeats until nothing changes."""
 
-    def __init__(self, store: Store, heads: Mapping[str, Head], ties: Mapping[str, _References]) -> None:
-        self._store, self._heads, self._references = store, heads, ties
-        self._going = dict.fromkeys(run for run in ties if run in heads)
+    def __init__(self, store: Store, heads: Mapping[str, Head], references: Mapping[str, _References]) -> None:
+        self._store, self._heads, self._references = store, heads, references
+        self._prunable = dict.fromkeys(run for run in references if run in heads)
         self._forks: defaultdict[str, list[str]] = defaultdict(list)
         for head in heads.values():
             if head.parent is not None:
@@ -139,36 +139,36 @@ class _Choice:
 
     def made(self) -> tuple[set[str], dict[str, str]]:
         kept: dict[str, str] = {}
-        while staying := {run: why for run in self._going if (why := self._needed(run)) is not None}:
+        while staying := {run: why for run in self._prunable if (why := self._needed(run)) is not None}:
             kept |= staying
             for run in staying:
-                del self._going[run]
-        return set(self._going), kept
+                del self._prunable[run]
+        return set(self._prunable), kept
 
     def _needed(self, run: str) -> str | None:
-        ties = self._references[run]
-        if ties.stays is not None:
-            return ties.stays
+        references = self._references[run]
+        if references.stays is not None:
+            return references.stays
         for fork in self._forks[run]:
-            if fork not in self._going:
+            if fork not in self._prunable:
                 return f"{fork} is a fork of it"
-        for child in ties.children:
+        for child in references.children:
             if self._is_live(child):
                 return f"its child {child} has not ended"
-        return self._asked_for(ties.parent) if ties.parent is not None else None
+        return self._needed_by(references.parent) if references.parent is not None else None
 
     def _is_live(self, run: str) -> bool:
         return self._status(run) not in (*ENDED, "gone")
 
-    def _asked_for(self, parent: str) -> str | None:
+    def _needed_by(self, parent: str) -> str | None:
         """Why a parent, or a fork of it, may still need its child's outcome."""
-        if parent not in self._heads or parent in self._going:
+        if parent not in self._heads or parent in self._prunable:
             return None
         if self._is_live(parent):
             return f"its parent {parent} has not ended"
         if self._status(parent) == "failed":
             return f"its parent {parent} failed, and may be resumed"
-        return next(filter(None, map(self._asked_for, self._forks[parent])), None)
+        return next(filter(None, map(self._needed_by, self._forks[parent])), None)
 
 
 # pruning ------------------------------------------------------------------------------------------

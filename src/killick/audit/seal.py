@@ -352,10 +352,10 @@ class _Changes:
 
     def look(self, progress: Progress) -> None:
         """Compares every head, and finds removed runs."""
-        there: set[str] = set()
+        present: set[str] = set()
         changed: list[tuple[Head, Known | None]] = []
         for _, head in heads(self._store):
-            there.add(head.run)
+            present.add(head.run)
             known = self._past.known.get(head.run)
             if known is None or (known.seq, known.hash) != (head.seq, e.to_text(head.hash)) or known.gone:
                 changed.append((head, known))
@@ -366,7 +366,7 @@ class _Changes:
             except LogMismatch as mismatch:
                 self.refused[head.run] = mismatch.what
             progress("sealing", self.events, total)
-        self.entries += self._gone(there)
+        self.entries += self._gone(present)
         if all(entry.run == SEALS for entry in self.entries):
             self.entries = []  # a seal changes the log of seals: no reason for another seal
 
@@ -396,16 +396,16 @@ class _Changes:
             self.events += 1
         return tree
 
-    def _gone(self, there: set[str]) -> list[SealedRun]:
+    def _gone(self, present: set[str]) -> list[SealedRun]:
         """Runs that were sealed, or named by a prune, and no longer exist."""
         pruned_runs = _by_run(body for _, body in self.messages)
-        sealed = {run: known for run, known in self._past.known.items() if run not in there and not known.gone}
+        sealed = {run: known for run, known in self._past.known.items() if run not in present and not known.gone}
         if sealed.keys() - pruned_runs.keys():
             pruned_runs = recorded_prunes(self._log)  # a prune that was announced before may have continued after it
         found: list[SealedRun] = []
         for run in dict.fromkeys((*sealed, *pruned_runs)):
             known = self._past.known.get(run)
-            if run in there or (known is not None and known.gone):
+            if run in present or (known is not None and known.gone):
                 continue
             if run in pruned_runs:
                 pruned, seq, hash_ = pruned_runs[run]

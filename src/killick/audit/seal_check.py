@@ -171,13 +171,13 @@ class _Check:
 
     def runs(self, only: str | None, progress: Progress | None) -> None:
         """Every sealed run; then those that no longer exist."""
-        there = {head.run: head for _, head in heads(self._store) if only in (None, head.run)}
-        for run, head in there.items():
+        present = {head.run: head for _, head in heads(self._store) if only in (None, head.run)}
+        for run, head in present.items():
             if run in self._wanted:
                 self._run(head, [*map(SealedRun.read, self._wanted[run])])
             if progress is not None:
                 progress(f"seal of {run}", head.seq - head.base)
-        gone = [run for run in self._wanted if only in (None, run) and run not in there]
+        gone = [run for run in self._wanted if only in (None, run) and run not in present]
         if gone:
             self._gone(gone)
 

@@ -130,8 +130,8 @@ def readable(log: Log, row: RunRow, *, answered: bool) -> list[Wait]:
 def _of(log: Log, row: RunRow, answered: bool) -> Iterator[Wait]:
     """The unanswered questions of a run; or the answered ones that it has not consumed."""
     state = log.state(row.run)
-    there = {message.id for message in log.store.inbox(row.run, name=inbox.ANSWER)}
+    answers = {message.id for message in log.store.inbox(row.run, name=inbox.ANSWER)}
     for wait in waits_of(log.store, state):
-        is_there = inbox.answer_id(row.run, wait.step, wait.opened) in there or wait.is_agreed
-        if wait.waits_for in ("answer", "settlement") and is_there == answered:
+        is_answered = inbox.answer_id(row.run, wait.step, wait.opened) in answers or wait.is_agreed
+        if wait.waits_for in ("answer", "settlement") and is_answered == answered:
             yield wait

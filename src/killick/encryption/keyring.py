@@ -250,15 +250,15 @@ class Keyring:
         return count
 
     def _rotate(self, log: RunLog, owner: bytes, by: str | None) -> int:
-        there = {kept.name: kept for kept in self._kept(owner) if kept.wrapped is not None}
+        kept_keys = {kept.name: kept for kept in self._kept(owner) if kept.wrapped is not None}
         newest: dict[str, int] = {}
-        for name, kept in there.items():
+        for name, kept in kept_keys.items():
             key, newest[name] = self._unwrapped(kept.wrapped or b""), kept.seq
             if key is not None and (wrapped := self._wrapped(key)) != kept.wrapped:
                 entry = Entry(system_events.EntryKept(at=self._clock.now_us(), name=name), {"value": wrapped})
                 newest[name] = log.append(entry).seq
         self._destroy(log, owner, "wrapped again", by, keep=tuple(newest.values()))
-        return len(there)
+        return len(kept_keys)
 
     def erase(self, subject: str, *, by: str | None = None) -> ErasedSubject:
         """Destroys the key of a data subject: everything under it is unreadable. Raises KeyRefused if the subject has

@@ -64,9 +64,9 @@ class Replay:
         self.secret_key = secret_key = secret_key or export.secret_key
         self.asked_for = asked or ReplayRequest()
         self._tell = tell
-        world = export.store(SandboxStore, secret_key=secret_key)
-        export.verify(world)
-        self.log = Log(world)
+        sandbox = export.store(SandboxStore, secret_key=secret_key)
+        export.verify(sandbox)
+        self.log = Log(sandbox)
         self.state: State = self.log.state(self.run)
         if self.state.agent != agent.name and self.state.agent not in agent.options.aliases:
             raise RunMismatch(self.run, f"agent ({self.state.agent})")
@@ -76,7 +76,7 @@ class Replay:
         self.played: list[Played] = []
         self.stopped: str | None = None
         self._to, _, self._side = (self.asked_for.to or "").partition(":")
-        self._world = world
+        self._sandbox = sandbox
         self._reached: State | None = None
         self._until: str | None = None
         self._traced: TracedExecution | None = None
@@ -140,16 +140,16 @@ class Replay:
         """Replays the code to the end of the log; if the run has ended, the code must reach the same end."""
         facts = self.state.fold.facts
         if facts.ended_as not in ("completed", "failed"):
-            advanced, world = self._advanced(self._cancelled_at())
-            if facts.ended_as == "cancelled" and world.refused is None and self.stopped is None:
+            advanced, sandbox = self._advanced(self._cancelled_at())
+            if facts.ended_as == "cancelled" and sandbox.refused is None and self.stopped is None:
                 # The code is done; the events by which the engine ended the run are in the log, too.
                 return self._advanced(facts.ended, has_ended=True)[0], None
-            return advanced, world.refused
-        advanced, world = self._advanced(facts.ended, has_ended=True)
+            return advanced, sandbox.refused
+        advanced, sandbox = self._advanced(facts.ended, has_ended=True)
         if self.stopped is not None:
             return None, None
-        if world.refused is not None:
-            raise world.refused
+        if sandbox.refused is not None:
+            raise sandbox.refused
         if advanced is not None:
             self._compare(advanced)
         return advanced, None
@@ -164,12 +164,12 @@ class Replay:
 
     def _again(self, step: Step) -> None:
         """One transition: it must lead to the same state."""
-        _, world = self._advanced(step.ended, until=step.id)
+        _, sandbox = self._advanced(step.ended, until=step.id)
         if self.stopped is not None:
             return
-        if world.reached is None:
-            raise world.refused or ReplayDiverged(self.run, f"step {step.id}: the transition never ends", step=step.id)
-        self._same(f"the transition at step {step.id} led to", world.reached.get("output"), self.state.output_of(step))
+        if sandbox.reached is None:
+            raise sandbox.refused or ReplayDiverged(self.run, f"transition {step.id} never ends", step=step.id)
+        self._same(f"transition {step.id} led to", sandbox.reached.get("output"), self.state.output_of(step))
         self._given_one(step)
         if step.id == self._to and self._side != "before":
             self.stopped = f"after step {step.id}"
@@ -186,11 +186,11 @@ class Replay:
     def _advanced(
         self, before: int | None, *, until: str | None = None, has_ended: bool = False
     ) -> tuple[RunOutcome | None, SandboxStore]:
-        world = self.export.store(SandboxStore, before=before, secret_key=self.secret_key)
-        clock = ManualClock(world.prepare(self.run, has_ended=has_ended))
-        world.restrict_to(self.run, until=until, scopes=self.scopes)
-        self._world, self._until = world, until
-        runtime = Runtime(world, clock=clock, behind=False, stand_in=RefusingInterceptor(world), tracer=self)
+        sandbox = self.export.store(SandboxStore, before=before, secret_key=self.secret_key)
+        clock = ManualClock(sandbox.prepare(self.run, has_ended=has_ended))
+        sandbox.restrict_to(self.run, until=until, scopes=self.scopes)
+        self._sandbox, self._until = sandbox, until
+        runtime = Runtime(sandbox, clock=clock, behind=False, stand_in=RefusingInterceptor(sandbox), tracer=self)
         unwatch = watch_io(self._strayed)
         strays = len(self.strays)
         advanced: RunOutcome | None = None
@@ -202,12 +202,12 @@ class Replay:
         except _StoppedAtStep:
             pass
         except KillickError as error:
-            if world.refused is None and world.reached is None and self.stopped is None:
+            if sandbox.refused is None and sandbox.reached is None and self.stopped is None:
                 raise ReplayDiverged(self.run, f"the code cannot replay this log: {error}") from error
         finally:
             unwatch()
             runtime.close()
-            self.drifts += world.drifts.values()
+            self.drifts += sandbox.drifts.values()
         if touched := next((stray for stray in self.strays[strays:] if not stray.reads), None):
             raise ReplayDiverged(self.run, f"the code does unrecorded I/O: {touched}")
         if advanced is not None and advanced.failure is not None and advanced.failure.type == "bdb.BdbQuit":
@@ -217,8 +217,8 @@ class Replay:
             diverged = RunDiverged(self.run, step, recorded=recorded, found=found, builds=builds)
             reason = f"at step {step} the log has {recorded}, the code has {found}"
             raise ReplayDiverged(self.run, reason, step=step) from diverged
-        self._reached = Log(world).state(self.run)
-        return advanced, world
+        self._reached = Log(sandbox).state(self.run)
+        return advanced, sandbox
 
     def _driven(self, runtime: Runtime) -> RunOutcome:
         """Executes the code: in its own thread, or in this one, which a debugger may need."""
@@ -281,7 +281,7 @@ class Replay:
             status=step.status,
             output=state.output_of(step) if step.status == "done" else None,
             failure=convert(failure, Failure, at="failure") if isinstance(failure, dict) else None,
-            drift=self._world.drifts.get(step.id),
+            drift=self._sandbox.drifts.get(step.id),
         )
         self.played.append(played)
         self._tell(played)

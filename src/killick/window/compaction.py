@@ -78,7 +78,7 @@ def compact(
     return chosen, ranges
 
 
-def _is_words(said: Message) -> bool:
+def _is_from_person(said: Message) -> bool:
     """Returns whether a message is from a person and answers no call."""
     return said.role == "user" and not any(part.is_result for part in said.parts)
 
@@ -93,7 +93,7 @@ def _foldable(
         if turn.start >= recent:
             break
         last = history.turns[number + 1].start - 1
-        while last > turn.start and _is_words(history.read[last]):
+        while last > turn.start and _is_from_person(history.read[last]):
             last -= 1
         if turn.start == 0 or decided.is_folded(turn.start):
             continue
