@@ -198,9 +198,7 @@ def test_a_run_that_was_renewed_is_replayed_log_by_log(kd: killick.Client) -> No
     now.add("leaps")
     assert "the log continues with 1, the code gives 2" in str(followed(logs[0], again_renewing).divergence)
     now.add("stays")
-    assert "the log renews the run as n+2, the code does not renew it" in str(
-        followed(logs[0], again_renewing).divergence
-    )
+    assert "the log renews it as n+2, the code does not renew it" in str(followed(logs[0], again_renewing).divergence)
     assert world == []
 
 

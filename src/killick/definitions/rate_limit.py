@@ -1,4 +1,4 @@
-"""Limits that tools share: calls in a time, or calls in flight, for each value of one argument.
+"""Limits that tools share: calls per time, or calls in flight, for each value of one argument.
 
 The store counts the calls of all its processes. Nothing here waits.
 """
@@ -24,7 +24,7 @@ class Limit:
     """A limit, which all tools with the same limit share, in all processes of a store.
 
     name     the name of the limit
-    rate     a number of calls in a time: "10/min", "5/s", "100/h", "3/2m"
+    rate     calls per time: "10/min", "5/s", "100/h", "3/2m"
     by       a parameter of the tools: each of its values has its own limit
     burst    how many calls of the rate may come at once; by default all
     at_once  how many calls may be in flight at the same time

@@ -68,6 +68,7 @@ class Tool(Generic[P, R]):
         """The same tool, for one call, with a reason or another policy.
 
         retry    the number of attempts, or a Retry with its errors and backoff
+        timeout  the time limit of one attempt
         approve  who must approve the call: names or roles, an Approval, or a function of the arguments
         """
         policy = self.policy

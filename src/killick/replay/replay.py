@@ -327,9 +327,7 @@ class Replay:
         recorded = None if failure is None else convert(failure, Failure, at="failure")
         renewed = self.state.fold.facts.renewed_as
         if renewed != found.renewed_as:
-            was, now = (
-                f"renews the run as {each}" if each else "does not renew it" for each in (renewed, found.renewed_as)
-            )
+            was, now = (f"renews it as {run}" if run else "does not renew it" for run in (renewed, found.renewed_as))
             raise ReplayDiverged(self.run, f"the log {was}, the code {now}")
         if renewed is not None and self._reached is not None:
             again = self._reached.data(self._reached.fold.facts.ended)
