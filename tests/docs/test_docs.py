@@ -154,6 +154,23 @@ def test_the_examples_in_the_reference_can_be_typed() -> None:
         command.make_context(words[0], words[1:], parent=context)
 
 
+def test_every_option_in_a_sentence_is_one_of_its_command() -> None:
+    wrong: list[str] = []
+    for page in (page for page in pages(ROOT) if page != GENERATED and page.parent != REFERENCE):
+        for text in re.findall(r"`killick ([^`]+)`", page.read_text(encoding="utf-8")):
+            command: click.Command = commands
+            words = text.split()
+            while isinstance(command, click.Group) and words:
+                inner = command.get_command(click.Context(command), words[0])
+                if inner is None:
+                    break
+                command, words = inner, words[1:]
+            known = {option for each in command.params for option in each.opts}
+            options = (word.partition("=")[0].rstrip(".,…") for word in words if word.startswith("--"))
+            wrong += [f"{page.name}: `killick {text}`: {option}" for option in options if option not in known]
+    assert wrong == []
+
+
 def test_little_is_only_there_to_be_read() -> None:
     own = [page for page in pages(ROOT) if page.parent.name != "neighbours" and page.parent != REFERENCE]
     blocks = [block for page in own for block in split(page.read_text(encoding="utf-8"))[1]]
