@@ -150,7 +150,7 @@ class RunComparison(msgspec.Struct, frozen=True):
 def _built(part: Any) -> Any:
     if isinstance(part, msgspec.Struct):
         return {name: _built(getattr(part, name)) for name in part.__struct_fields__}
-    return plain(part)
+    return [_built(each) for each in part] if isinstance(part, tuple) else plain(part)  # pyright: ignore
 
 
 def compare(log: Log, one: str, two: str) -> RunComparison:
