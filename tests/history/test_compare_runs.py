@@ -167,7 +167,7 @@ def test_the_document_has_all_of_it_and_its_patch_makes_the_one_state_of_the_oth
     found = forked(kd, "1:after", output={"1": {"bank": "DE02", "status": "down"}}, set={"x": [1, {"y": 2}]})
     document = json.loads(json.dumps(found.document()))
     assert list(document) == ["shared", "conditions", "diverges_at", "steps", "patch"]
-    assert [condition["unset"] for condition in document["conditions"]] == [[], []]
+    assert [condition["unset"] for condition in document["conditions"]] == [[], [], []]
     assert document["diverges_at"] == document["steps"][0]
     assert document["diverges_at"]["one"]["output"] == {"bank": "DE02", "status": "up"}
     one, two = (json.loads(kd.state(run).to_json()) for run in ("r", "r-fork"))

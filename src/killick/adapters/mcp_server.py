@@ -26,8 +26,7 @@ from killick.history.compare_runs import compare
 from killick.history.timeline import timeline
 from killick.presenting.documents import Question, open_wait
 from killick.presenting.encoder import document
-from killick.presenting.explain import why
-from killick.presenting.runs import run_now
+from killick.presenting.runs import run_now, why_now
 from killick.store.records import RunQuery
 
 CHARS_MAX: Final = 200_000
@@ -103,7 +102,7 @@ class _Operator:
 
     def why(self, run: str, step: str = "") -> Any:
         """Explain in words why a run is where it is; with step, why that step ended as it did."""
-        lines = why(timeline(self._log, run), step or None)
+        lines = why_now(self._log, timeline(self._log, run), step or None)
         if not lines:
             raise AnswerRefused(run, f"has no step {step}; `show` lists its steps")
         return {"run": run, "step": step or None, "why": lines}

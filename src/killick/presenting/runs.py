@@ -132,6 +132,14 @@ def run_now(log: Log, tl: Timeline, now_us: int) -> RunTimeline:
     )  # fmt: skip
 
 
+def why_now(log: Log, tl: Timeline, step: str | None = None, **shown: Any) -> list[str]:
+    """As `explain.why`, for a run at its head: with the death of its process, and the answers not taken yet."""
+    from killick.presenting.explain import why  # a list of runs needs none of it
+
+    abandoned = display_status(log, tl.run, str(tl.status)) == "abandoned"
+    return why(tl, step, abandoned=abandoned, answers=run_info.pending_answers(log, tl.run), **shown)
+
+
 def run_timeline(tl: Timeline, now_us: int, **given: Any) -> RunTimeline:
     """A run with everything that happened. Its size grows with the run."""
     entries = tuple(_entry(tl.run, each, now_us) for each in tl.entries)

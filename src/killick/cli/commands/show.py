@@ -6,6 +6,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import click
@@ -30,7 +31,7 @@ from killick.model import events as e
 from killick.presenting import moments
 from killick.presenting.documents import event
 from killick.presenting.explain import why
-from killick.presenting.runs import display_status, run_now, run_timeline
+from killick.presenting.runs import display_status, run_now, run_timeline, why_now
 from killick.store.records import ENDED, KEY_DESTROYED, shown_tags
 
 LOOK_SECONDS: Final = 0.25
@@ -262,11 +263,9 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
 
 
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
-    abandoned = live and display_status(shell.log, found.run, found.status) == "abandoned"
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
-    answers = run_info.pending_answers(shell.log, found.run) if live else {}
-    chars = WHOLE if full else 160
-    text = why(found, number or None, zone=zone, chars=chars, abandoned=abandoned, answers=answers)
+    explained = partial(why_now, shell.log) if live else why
+    text = explained(found, number or None, zone=zone, chars=WHOLE if full else 160)
     if not text:
         steps = [step.number for step in found.steps()]
         there = f"it has {steps[0]} to {steps[-1]}" if steps else "it has taken none yet"
