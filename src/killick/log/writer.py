@@ -447,7 +447,7 @@ class RunLog:
         facts = self._fold.facts
         if facts.waits or not self._fold.is_running or self._birth is not None:
             return False
-        self._rows_alone_until = self._snapshot_at + self._snapshot_every - 2
+        self._rows_alone_until = self._snapshot_at + self._snapshot_every - 3
         return self.seq <= self._rows_alone_until
 
     def _chain(self, entries: Sequence[Entry], rights: AppendExtras | None) -> tuple[list[Row], dict[str, Any]]:
@@ -503,7 +503,9 @@ class RunLog:
                     rewound = rewound or isinstance(event, RunRewound)
             if tells:
                 more["outbox"] = tuple(tells)
-        if rewound or self.seq - self._snapshot_at >= self._snapshot_every:
+        # One event earlier after a step, rather than in the next one: the steps after it are folded together then.
+        due = self._snapshot_every - (bool(numbered) and type(numbered[-1][1]) is AttemptEnded)
+        if rewound or self.seq - self._snapshot_at >= due:
             # A rewind always writes one, so that the ended steps of the last snapshot are final.
             more["snapshot"] = self._snapshot()
         return more

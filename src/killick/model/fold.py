@@ -91,6 +91,7 @@ class Fold(FoldData):
     def with_one_returned(self, at: int) -> Fold:
         """Returns the fold as if a running step had returned. Does not change this fold, so any thread may call it."""
         twin, facts = copy(self), self.facts
+        twin.plain = None if self.plain is None else []  # no plain step is pending
         waits = facts.status == "running" and (facts.idle or facts.hosted) and facts.live == 1
         changed = {"status": "waiting", "changed_at": at} if waits else {}
         twin.facts = replace(facts, live=facts.live - 1, crashes=None, **changed)

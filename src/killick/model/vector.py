@@ -203,10 +203,11 @@ class SavedFold(msgspec.Struct, Generic[F]):
 class VectorFold:
     """Scalar facts, and the vectors that `VECTORS` names, each made at its first use: most runs use few of them.
 
-    In a live run plain steps may wait in `plain` until a vector that has them is read. `OF_STEPS` names those.
+    In a new run, and after each snapshot, plain steps wait in `plain` until a vector that has them is read. `OF_STEPS`
+    names those; meanwhile they rest in `resting`, so that no code reads them unawares.
     """
 
-    __slots__ = ("plain",)
+    __slots__ = ("plain", "resting")
 
     VECTORS: ClassVar[Mapping[str, type[Any]]]
     OF_STEPS: ClassVar[frozenset[str]]
@@ -216,9 +217,10 @@ class VectorFold:
 
     facts: Any
     plain: list[Any] | None
+    resting: dict[str, Vector[Any]]
 
     def __init__(self, facts: Any = None) -> None:
-        self.facts, self.plain = facts or self.FACTS(), None
+        self.facts, self.plain, self.resting = facts or self.FACTS(), None, {}
 
     if not TYPE_CHECKING:
 
@@ -227,6 +229,8 @@ class VectorFold:
                 raise AttributeError(f"{type(self).__name__} has no {name!r}")
             if self.plain is not None and name in self.OF_STEPS:
                 plain, self.plain = self.plain, None
+                for each, vector in self.resting.items():
+                    setattr(self, each, vector)
                 self.add_steps(plain)
                 return getattr(self, name)
             vector = Vector(self.VECTORS[name])
@@ -255,6 +259,9 @@ class VectorFold:
 
     def save(self, pieces: list[Blob]) -> bytes:
         """Returns the root of a snapshot. Adds the chunks that earlier snapshots did not store to `pieces`."""
-        return msgspec.json.encode(
-            SavedFold(self.facts, {name: getattr(self, name).save(pieces) for name in self.VECTORS})
-        )
+        saved = {name: getattr(self, name).save(pieces) for name in self.VECTORS}
+        self.resting = {name: getattr(self, name) for name in self.OF_STEPS}
+        self.plain = []
+        for name in self.OF_STEPS:
+            delattr(self, name)
+        return msgspec.json.encode(SavedFold(self.facts, saved))
