@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from stories import START_US, Story, started
 
 from folded import fold_ledger, fold_timeline
+from killick.log.derived import apply_events, snapshot_of
 from killick.model import events as e
 from killick.model.chunks import Blob
 from killick.model.fold import Fold, timeline
@@ -234,3 +235,25 @@ def test_a_run_is_what_its_last_word_says(event: e.Event, status: str) -> None:
     fold = fold_timeline(log(TAKEN, event))
     assert (fold.facts.status, fold.facts.changed_at) == (status, 9)
     assert fold.wake_at is None
+
+
+def test_steps_after_a_snapshot_are_read_as_without_it() -> None:
+    events: list[tuple[int, e.Event]] = []
+    for number in range(1, 100):
+        step, seq = str(number), 2 * number - 1
+        events.append((seq, e.StepStarted(at=seq, step=step, sort="tool", name="pay", effect="idempotent", key=step)))
+        events.append((seq + 1, e.AttemptEnded(at=seq, step=step, attempt=1, outcome="returned")))
+    folded: list[bytes] = []
+    for saved_at in ((), range(10, 198, 14)):
+        fold, ledger = Fold(), Ledger()
+        fold.apply(0, e.RunStarted(at=0, run="r", agent="a"))
+        fold.apply(0, e.RunTaken(at=0, epoch=1, holder="h"))
+        at = 0
+        for end in (*saved_at, len(events)):
+            apply_events(fold, ledger, events[at:end])
+            at, root = end, snapshot_of(fold, ledger, end, b"").root
+        waits = fold.with_one_returned(1).steps
+        assert [step.id for step in fold.steps] == [step.id for step in waits] == [str(n) for n in range(1, 100)]
+        assert len(ledger.effects) == len(fold.effects) == 99
+        folded.append(root)
+    assert folded[0] == folded[1]
