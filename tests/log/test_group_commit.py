@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 from stories import START_US, started
 
-import killick
 from killick.clock import ManualClock, SystemClock
 from killick.errors import HeadMoved, LogError, StoreFull
 from killick.log import Committer, Entry, Log, RunLog, group_commit, verify
@@ -97,25 +96,20 @@ def test_a_single_run_commits_in_line_without_waiting_for_company() -> None:
     assert store.threads == {threading.current_thread().name}
 
 
-@killick.agent(name="ends at once")
-async def ends_at_once(run: killick.Run) -> None:
-    """A run without a step."""
+@pytest.mark.parametrize("live", [1, 2])
+def test_the_ends_of_several_live_runs_share_a_commit_and_a_single_one_commits_in_line(live: int) -> None:
+    log = Log(Watched())
+    one, two = begin(log, "run_1"), begin(log, "run_2")
+    log.committer.live = live
 
+    async def end() -> list[bool]:
+        tickets = [handle.append_begun(Entry(e.RunCompleted(at=START_US))) for handle in (one, two)]
+        done = [ticket.done for ticket in tickets]
+        await asyncio.gather(*map(RunLog.settled, (one, two), tickets))
+        return done
 
-def test_runs_that_end_in_one_turn_share_a_commit_and_one_after_another_they_commit_in_line() -> None:
-    store = Watched()
-
-    async def main() -> tuple[int, int]:
-        async with killick.AsyncClient(store) as kd:
-            await asyncio.gather(*(kd.run(ends_at_once, id=f"at-once-{number}") for number in range(32)))
-            together = len(store.groups)
-            for number in range(8):
-                await kd.run(ends_at_once, id=f"in-turn-{number}")
-            return together, len(store.groups) - together
-
-    together, in_turn = asyncio.run(main())
-    assert together < 8
-    assert in_turn == 8
+    assert asyncio.run(end()) == [live == 1] * 2
+    log.close()
 
 
 def test_a_slow_disk_is_written_from_a_thread() -> None:
