@@ -208,8 +208,8 @@ class Outgoing:
         tasks = self._tasks.pop(loop)
         for first in range(0, len(tasks), GROUP_MAX):
             group = tasks[first : first + GROUP_MAX]
-            work = partial(copy_context().run, _send_all, engine, [sending for sending, _ in group])
-            futures = [future for _, future in group]
+            sendings, futures = [sending for sending, _ in group], [future for _, future in group]
+            work: Any = partial(copy_context().run, _send_all, engine, sendings)  # pyright cannot type this
             loop.run_in_executor(None, work).add_done_callback(partial(_resolve, futures))
 
 

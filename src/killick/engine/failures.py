@@ -342,9 +342,7 @@ class _Describing:
     def failure(self, error: BaseException, kind: FailureKind, path: tuple[BaseException, ...]) -> Failure:
         self.left -= 1
         path = (*path, error)
-        # The text of a group says how many are inside; so do its members.
-        text = error.message if isinstance(error, BaseExceptionGroup) else _text_of(error)
-        message = _shortened(text, MESSAGE_CHARS_MAX)
+        message = _shortened(_message(error), MESSAGE_CHARS_MAX)
         details = _details(error, message)
         members = _members(error)
         inside = [self.next(member, path) for member in members[:MEMBERS_MAX]]
@@ -396,6 +394,11 @@ def _text_of(obj: object) -> str:
         return str(obj)
     except Exception as trouble:
         return f"(its text is not known: str() raised {type(trouble).__name__})"
+
+
+def _message(error: BaseException) -> str:
+    # The text of a group says how many are inside; so do its members.
+    return error.message if isinstance(error, BaseExceptionGroup) else _text_of(error)
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def apply_events(
     while at < end:
         event: Any
         seq, event = events[at]
-        kind = type(event)
+        kind = type(event)  # pyright: ignore[reportUnknownVariableType]
         if kind not in _BEGIN_STEPS:
             if fold is not None:
                 if kind in JUMPS and goes_back(event):

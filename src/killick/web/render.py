@@ -80,10 +80,12 @@ def render(
     def may(scope: Scope) -> bool:
         return person is not None and person.may(scope)
 
+    def api(path: str, **values: Any) -> str:
+        return address(request, API + path, **values)
+
     text = environment().get_template(template).render(
         person=person, may=may, csrf=context.access.csrf(request), url=partial(address, request),
-        api=lambda path, **given: address(request, API + path, **given), base=base,
-        path=request.scope["path"].removeprefix(base), login=context.access.login,
+        api=api, base=base, path=request.scope["path"].removeprefix(base), login=context.access.login,
         place=context.client.runtime.store.place, **given,
     )  # fmt: skip
     response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)

@@ -12,7 +12,6 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -151,14 +150,11 @@ class Files:
         after = after or (0 if self._taking else log.ledger.uncaptured()) or log.seq
         self._taking += 1
         self._unread = capture
-        for future, then in (
-            (capture.quiet, lambda _: self._moved.set()),
-            (capture.snapshot, partial(self._taken, capture, after, check)),
-        ):
-            future.add_done_callback(partial(call_on, self.ex.loop, then))
+        capture.quiet.add_done_callback(lambda _: call_on(self.ex.loop, self._moved.set))
+        capture.snapshot.add_done_callback(lambda _: call_on(self.ex.loop, self._taken, capture, after, check))
         return capture
 
-    def _taken(self, capture: Capture, after: int, check: bool, _: object) -> None:
+    def _taken(self, capture: Capture, after: int, check: bool) -> None:
         """A snapshot holds, or could not be taken: either is put on record, unless nothing changed."""
         self._taking -= 1
         self._moved.set()

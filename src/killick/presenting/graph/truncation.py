@@ -6,8 +6,8 @@ Reads only the selected steps: some dozens of a run of twenty thousand. Changes 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from killick.history.compare_runs import StepKeys
 from killick.history.page import PageBuilder
@@ -92,7 +92,7 @@ class LaneSteps(StepKeys):
     def failed(self) -> str | None:
         """Why the run failed, on one line."""
         facts = self.fold.facts
-        found = self._making.state().data(facts.ended) if facts.ended_as == "failed" else {}
+        found: Mapping[str, Any] = self._making.state().data(facts.ended) if facts.ended_as == "failed" else {}
         if (failure := recorded_failure(found.get("failure"))) is None:
             return None
         return short(failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure)

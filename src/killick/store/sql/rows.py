@@ -42,7 +42,7 @@ def problems_of(
         yield Problem(where="marks", what=what, run=run_of(number), healed=heal)
 
 
-def damaged_values(damaged: tuple[list[bytes], list[bytes]], *, heal: bool) -> Iterator[Problem]:
+def damaged_values(damaged: tuple[list[Any], list[Any]], *, heal: bool) -> Iterator[Problem]:
     """Reports damaged chunks: those that logs use, and those that only snapshots use, which can be healed."""
     for hashes, healed in zip(damaged, (False, heal), strict=True):
         for hash_ in hashes:

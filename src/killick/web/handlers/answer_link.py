@@ -67,7 +67,11 @@ def open_wait(call: Call[Any, Any], link: Link, by: str) -> Wait:
     return wait
 
 
-@get(PATH, scope=None, page="answer.html", blank=lambda _: LinkedQuestion())
+def _blank(_: Call[Any, Any]) -> LinkedQuestion:
+    return LinkedQuestion()
+
+
+@get(PATH, scope=None, page="answer.html", blank=_blank)
 def shown(call: Call[LinkAsked, Any]) -> LinkedQuestion:
     """The one question of an answer link. Changes nothing."""
     link = read_link(call, call.asked.link)
