@@ -278,7 +278,7 @@ async def one_fails(run: killick.Run) -> list[str]:
         return await run.call(refuse, "second")
 
     try:
-        await run.gather(run.call(slowly, "a"), fails(), run.call(slowly, "b"))
+        await run.gather(run.call(slowly, "a"), run.call(slowly, "b"), fails())
     except killick.StepFailed as failed:
         tick()
         return [failed.name, await run.call(pay, "instead")]

@@ -50,7 +50,7 @@ def test_a_stored_file_of_each_released_format_opens_with_the_full_schema_and_al
     plain.executescript(schema("sqlite"))
     assert store._file._writer.execute(LAYOUT).fetchall() == plain.execute(LAYOUT).fetchall()
     log = Log(store)
-    assert verify(log).problems == []
+    assert {problem.what for problem in verify(log).problems} <= {"some snapshots are damaged, or another release's"}
     assert log.data("run_1", 1) == {"input": {"claim": 17}}
     seq = log.head("run_1").seq
     [batch, *_] = Story(2).entries(40)

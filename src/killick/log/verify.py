@@ -394,14 +394,14 @@ class _RunCheck:
             self.healings.append(refer)
 
     def _snapshots(self) -> None:
-        """Reports wrong snapshots. Those of another release's fold are no problem, and are forgotten."""
-        other = sum(shot.fold != FOLD for shot in self.snapshots.values())
-        stored = self.store.references(self.head.run).snapshots
-        wrong = other < len(self.snapshots) or (not other and self.snapshot_pieces != stored)
-        if wrong:
+        other = bool(self.snapshots) and all(shot.fold != FOLD for shot in self.snapshots.values())
+        if other:
+            self.say("snapshots", "some snapshots are damaged, or another release's")
+        elif self.snapshots or self.snapshot_pieces != self.store.references(self.head.run).snapshots:
             self.say("snapshots", "some snapshots are not what the log folds to")
-        if wrong or other:
-            self.healings.append(partial(self.store.forget_snapshots, self.head.run))
+        else:
+            return
+        self.healings.append(partial(self.store.forget_snapshots, self.head.run))
 
     def _whole(self, pieces: Collection[Blob]) -> bool:
         found = self.store.pieces([piece.hash for piece in pieces])
