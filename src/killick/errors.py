@@ -242,8 +242,10 @@ class TimeRefused(SubjectError):
 class ExportBroken(KillickError):
     """A file is not an export of a run, or was truncated or changed."""
 
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}; take another copy of it, or export the run again")
+    def __init__(
+        self, place: str, reason: str, *, remedy: str = "take another copy of it, or export the run again"
+    ) -> None:
+        super().__init__(f"{place}: {reason}; {remedy}")
         self.place, self.reason = place, reason
 
 

@@ -226,7 +226,8 @@ def refuse_other(place: str, line: bytes, kind: str, name: str, version: int) ->
     if header.get("is") != kind:
         raise ExportBroken(place, f"is not {name}")
     if header.get("version") != version or header.get("format") != hashing.FORMAT:
-        raise ExportBroken(place, f"version {header.get('version')}, this build of Killick reads {version}")
+        reason = f"version {header.get('version')}, this build of Killick reads {version}"
+        raise ExportBroken(place, reason, remedy="read it with the version that wrote it, or export the run again")
 
 
 def read(source: str | os.PathLike[str] | bytes) -> Export:
