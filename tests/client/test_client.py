@@ -1050,13 +1050,15 @@ def test_runs_that_are_woken_in_one_turn_are_leased_in_one_write(
         assert kd.run(woken, 17, id="r3") == 17
 
 
+def eight_queued(kd: killick.Client) -> list[str]:
+    return [kd.start(woken, 17, id=f"r{number}").id for number in range(8)]
+
+
 def test_messages_of_concurrent_callers_share_a_commit_and_one_that_is_refused_refuses_itself_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killick.open(str(tmp_path / "killick.db")) as kd:
-        names = [f"r{number}" for number in range(8)]
-        for name in names:
-            kd.start(woken, 17, id=name)
+        names = eight_queued(kd)
         deliver, sizes = kd.runtime.store.deliver, list[int]()
         began, proceed = threading.Event(), threading.Event()
 
@@ -1100,9 +1102,7 @@ def test_messages_that_tasks_send_in_one_turn_share_a_commit_and_each_task_gets_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killick.open(str(tmp_path / "killick.db")) as kd:
-        names = [f"r{number}" for number in range(8)]
-        for name in names:
-            kd.start(woken, 17, id=name)
+        names = eight_queued(kd)
         deliver, sizes = kd.runtime.store.deliver, list[int]()
         monkeypatch.setattr(kd.runtime.store, "deliver", lambda sent: (sizes.append(len(sent)), deliver(sent))[1])
 

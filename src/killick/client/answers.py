@@ -209,7 +209,8 @@ class Outgoing:
         for first in range(0, len(tasks), GROUP_MAX):
             group = tasks[first : first + GROUP_MAX]
             sendings, futures = [sending for sending, _ in group], [future for _, future in group]
-            work: Any = partial(copy_context().run, _send_all, engine, sendings)  # pyright cannot type this
+            # Any, because a partial of Context.run loses its types.
+            work: Any = partial(copy_context().run, _send_all, engine, sendings)
             loop.run_in_executor(None, work).add_done_callback(partial(_resolve, futures))
 
 
