@@ -261,9 +261,9 @@ def test_a_foreign_file_is_told_to_be_one(data: bytes) -> None:
 
 def test_a_newer_file_is_told_to_be_newer(kd: killick.Client) -> None:
     newer = kd.store.export("r").replace(b'"version":1', b'"version":3', 1)
-    assert (
-        refusal(newer)
-        == "export: version 3, this build of Killick reads 1; read it with the version that wrote it, or export the run again"
+    assert refusal(newer) == (
+        "export: version 3, this build of Killick reads 1; "
+        "read it with the version that wrote it, or export the run again"
     )
 
 
