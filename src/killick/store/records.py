@@ -12,7 +12,7 @@ import msgspec
 from killick.model.chunks import Blob
 from killick.model.facts import OWN_TAGS, PERMIT
 
-STORE_FORMAT: Final = 7
+STORE_FORMAT: Final = 8
 """The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
 
 READ_LIMIT: Final = 10_000

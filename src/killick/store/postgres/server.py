@@ -37,7 +37,7 @@ from killick.store.sql import migrations, schema
 
 logger: Final = get_logger("killick")
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
 
 READABLE_FROM: Final = 4

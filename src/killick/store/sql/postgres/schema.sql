@@ -1,4 +1,4 @@
--- Format 5. `killick.` is replaced by the schema of the store.
+-- Format 6. `killick.` is replaced by the schema of the store.
 --
 -- Truth: meta, heads (up to `removed`), events, pieces, inbox, claims. Derived and rebuilt when wrong: the rest of
 -- heads, piece_uses, tags, snapshots, marks, marked. Rows outside the hash chain have a checksum.
@@ -110,6 +110,8 @@ CREATE TABLE killick.tags (
     number bigint NOT NULL,
     PRIMARY KEY (tag, number)
 );
+
+CREATE INDEX tags_by_run ON killick.tags (number);
 
 CREATE TABLE killick.snapshots (
     number bigint NOT NULL,

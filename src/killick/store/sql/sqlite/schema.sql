@@ -1,4 +1,4 @@
--- Format 7. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses, snapshots,
+-- Format 8. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses, snapshots,
 -- runs, tags, quarantine, marks, marked. A queue: feed. Rows outside the hash chain have a checksum.
 
 CREATE TABLE meta (
@@ -24,6 +24,9 @@ CREATE TABLE heads (
 
 -- Each holder's runs, and the ends of their leases.
 CREATE INDEX heads_by_holder ON heads (holder, lease_until_us) WHERE holder IS NOT NULL;
+
+-- Removing a run looks for its forks.
+CREATE INDEX heads_by_parent ON heads (parent) WHERE parent IS NOT NULL;
 
 -- The id combines the run's number and the seq, so that a run's events are stored in reading order without a second
 -- index.
@@ -121,6 +124,8 @@ CREATE TABLE tags (
     number INTEGER NOT NULL,
     PRIMARY KEY (tag, number)
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX tags_by_run ON tags (number);
 
 CREATE TABLE snapshots (
     number INTEGER NOT NULL,
