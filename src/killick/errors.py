@@ -195,6 +195,25 @@ class MessageGone(LogError):
         self.run, self.number = run, number
 
 
+class DeliveryRefused(LogError):
+    """The store refused a message, because the run has ended or does not wait for it any more.
+
+    run    the run that was to get it: the last renewal of the one that was named
+    slot   the condition that does not hold: "ended", or the name of a wait
+    found  the token that the slot has now, such as the status of an ended run; None: the slot is gone
+    """
+
+    def __init__(self, run: str, *, slot: str, found: str | None) -> None:
+        ended = slot == "ended"
+        why = (
+            f"the run is over ({found}) and accepts no messages; start another"
+            if ended
+            else "it waits for this no more"
+        )
+        super().__init__(f"{run}: {why}")
+        self.run, self.slot, self.found = run, slot, found
+
+
 class HandleClosed(LogError):
     """An earlier commit of this handle failed, so it accepts nothing more."""
 

@@ -28,6 +28,7 @@ from store_contract.outbox import Feeding
 from store_contract.probes import Again
 from store_contract.rate_limits import RateLimits
 from store_contract.search_terms import SearchTerms
+from store_contract.slots import Conditions, Renewals
 from store_contract.transactions import Transacting
 from store_contract.values import Values
 
@@ -38,6 +39,8 @@ class StoreContract(
     Values,
     Rights,
     Inbox,
+    Conditions,
+    Renewals,
     Finding,
     Counting,
     Claiming,

@@ -8,14 +8,14 @@ from typing import Any, Final, NoReturn
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
 from killick.engine.control.commands import command
-from killick.engine.control.inbox import CHILD, child_id, delivery, message_taken
+from killick.engine.control.inbox import CHILD, child_id, delivery
 from killick.engine.divergence import diverge
 from killick.engine.effects import compensation as undoing
 from killick.engine.effects import reconcile
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.observers import trace_here
-from killick.engine.renewals import forwarded, latest, moving, renewals, root_of
+from killick.engine.renewals import latest, renewals
 from killick.engine.replay import OVER
 from killick.engine.signals import Renewed
 from killick.engine.steps import permits
@@ -28,6 +28,7 @@ from killick.log.writer import Entry
 from killick.model import event_codec, ledger
 from killick.model import events as e
 from killick.model.chunks import through_codec
+from killick.model.slots import root_of
 from killick.store.records import Delivery
 
 _REQUESTED: Final = b'{"kind":"cancel.requested"'
@@ -72,7 +73,7 @@ async def _end(ex: Execution, last: Entry) -> None:
 
 
 async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa: A002
-    """Close the log and continue in a fresh one, in one write. Untaken messages move along."""
+    """Close the log and continue in a fresh one, in one write. The store moves untaken messages along."""
     if branch.scope is not None:
         raise KillickError(f"{ex.run_id}: run.renew ends the whole run's log; use it outside of run.gather")
     agent, log, facts = ex.agent, ex.engine.log, ex.log.fold.facts
@@ -89,15 +90,12 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
         tags=tags, parent=facts.parent, parent_step=facts.parent_step, follows=ex.run_id, trace=trace_here(),
     )  # fmt: skip
     born = log.begin(successor).built(first_entries(started, agent, input, document=ex.context.saved()))
-    messages = [message for message in moving(log, ex.run_id) if message.number not in ex.taken]
     left = permits.left(ex.log, ex.now_us())
     await ex.write(
-        *(Entry(message_taken(message, ex.now_us())) for message in messages),
         Entry(e.RunRenewed(at=ex.now_us(), run=successor), {"input": input}),
-        takes=tuple(message.number for message in messages),
         also=(born,),
         releases=left.get("releases", ()),
-        sends=(*(forwarded(log, message, successor) for message in messages), *left.get("sends", ())),
+        sends=left.get("sends", ()),
     )
     signal = Renewed()
     ex.close(signal)

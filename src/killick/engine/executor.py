@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from killick.definitions.agents import AGENTS, AnyAgent
-from killick.engine import claims, completion, observers, renewals, state_machine
+from killick.engine import claims, completion, observers, state_machine
 from killick.engine.agent_code import RunOf, begin, forget, raise_own_error, run_agent
 from killick.engine.child_tasks import ChildTasks
 from killick.engine.claims import ClaimedRun, Claims, ReadRun, Start, claim_run
@@ -304,8 +304,6 @@ class Executor:
             ex.write_behind(Entry(observers.taken(ex, taken)))
             if ex.after_death:
                 log.barrier()  # code that killed its process may do so again, before its first step
-            if facts.follows is not None and not facts.taken:
-                renewals.bring_along(engine.log, run, facts.follows)
             if facts.cancelling:
                 ex.close(Cancelling())
             else:

@@ -1,12 +1,10 @@
-"""Renewed runs: how the log that continues a run is named and found, and which messages move to it."""
+"""Renewed runs: how the log that continues a run is named and found, and which messages a fork takes along."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from killick.engine.control.inbox import SAID, body_of, delivery
 from killick.log.log import Log
-from killick.model import events as e
+from killick.model.slots import RENEWED_SLOT, root_of
 from killick.store.protocol import is_tagged
 from killick.store.records import Delivery, Message, RunQuery, RunRow
 
@@ -16,24 +14,19 @@ def renewals(root: str) -> str:
     return f"renews:{root}"
 
 
-def root_of(run: str) -> tuple[str, int]:
-    """The original id of a renewed run, and the number of this log: `name+3`."""
-    root, plus, number = run.rpartition("+")
-    return (root, int(number)) if plus and number.isdigit() else (run, 1)
-
-
 def latest(log: Log, run: str) -> str:
-    """The latest run in a chain of renewals, also where logs on the way are gone."""
+    """The last run in a chain of renewals, also where logs on the way are gone: for readers. The store itself decides
+    where a message goes."""
     row = log.store.index(run)
-    if row is None and (row := last_renewal(log, run)) is not None:
-        run = row.run
-    while row is not None and row.status == "completed":
-        last = log.event(run, log.head(run).seq)
-        if not isinstance(last, e.RunRenewed):
-            break
-        run = last.run
-        row = log.store.index(run)
+    if row is None or (row.status == "completed" and successor(log, run) is not None):
+        found = last_renewal(log, run)
+        return found.run if found is not None else successor(log, run) or run
     return run
+
+
+def successor(log: Log, run: str) -> str | None:
+    """The run that continues a renewed one."""
+    return next((slot.token for slot in log.store.slots(run) if slot.name == RENEWED_SLOT), None)
 
 
 def last_renewal(log: Log, run: str) -> RunRow | None:
@@ -47,21 +40,7 @@ def goes_along(message: Message) -> bool:
     return not message.name.startswith("killick.") or message.name == SAID
 
 
-def moving(log: Log, run: str) -> Iterator[Message]:
-    """The messages that were not taken and belong to the renewed run, in their order."""
-    after = 0
-    while page := log.store.inbox(run, after=after):
-        yield from filter(goes_along, page)
-        after = page[-1].number
-
-
 def forwarded(log: Log, message: Message, run: str) -> Delivery:
     """A message to a run, readdressed to its renewal. It keeps its id, so that it counts once."""
     body, by = body_of(log, message), message.by
     return delivery(log, run, message.name, body, id=message.id, by=by, at_us=message.at_us, key_of=message.run)
-
-
-def bring_along(log: Log, run: str, follows: str) -> None:
-    """The messages that reached a run's inbox while it was being renewed."""
-    if late := [forwarded(log, message, run) for message in moving(log, follows)]:
-        log.store.deliver(late)

@@ -20,6 +20,7 @@ from killick.model.events import AttemptEnded, Event, RunRewound, RunStarted, Ru
 from killick.model.facts import PlainStep
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
+from killick.model.slots import Slot, changed, may_change, slots_of
 from killick.store.protocol import Keys, Transaction
 from killick.store.records import Append, CreateRun, Delivery, Head, OutboxRow, Row, RunIndex, Snapshot, UniqueRight
 
@@ -48,6 +49,7 @@ class AppendExtras(TypedDict, total=False):
     erases_pieces: tuple[bytes, ...]
     also: tuple[Append, ...]
     sends: tuple[Delivery, ...]
+    gives: tuple[Slot, ...]
 
 
 class AppendListener(Protocol):
@@ -109,6 +111,8 @@ class RunLog:
         self._known: set[bytes] = set()
         self._indexed: RunIndex | None = None
         """The index entry as this handle wrote it last."""
+        self._slots: dict[str, Slot] = {} if birth is not None else slots_of(fold.facts)
+        """The conditions of deliveries as the log's last writer left them."""
         self._tail = Tail(head.run)
         self._begun: Ticket | None = None
         self._hold: Hold | None = None
@@ -496,6 +500,8 @@ class RunLog:
         rewound = False
         if not quiet or birth is not None:
             more["index"] = self._index()
+            if (birth is not None or may_change(numbered)) and (slots := self._slots_changed()):
+                more["slots"] = slots
             tells = list[OutboxRow]()
             for seq, event in numbered:
                 if type(event) in OUTBOX_EVENTS:
@@ -551,6 +557,11 @@ class RunLog:
         self._indexed = index
         return index
 
+    def _slots_changed(self) -> tuple[Slot, ...]:
+        """Returns the slots that the last events change."""
+        before, self._slots = self._slots, slots_of(self.fold.facts)
+        return changed(before, self._slots)
+
     def _snapshot(self) -> Snapshot:
         self._snapshot_at = self.seq
         return snapshot_of(self.fold, self.ledger, self.seq, self.hash)
@@ -569,5 +580,5 @@ class Hold:
 
 _NOTHING_MORE: Final[dict[str, Any]] = {}
 
-_JOINED: Final = frozenset({"pieces", "index", "snapshot", "outbox"})
+_JOINED: Final = frozenset({"pieces", "index", "snapshot", "outbox", "slots"})
 """The parts of an append that take no right: it cannot be refused for them."""

@@ -19,6 +19,9 @@ StepStatus = Literal["intended", "running", "delayed", "waiting", "in_doubt", "d
 PERMIT: Final = "killick.permit"
 """The claim space of the rights to be in flight under a limit."""
 
+OWN_AGENTS: Final = "killick."
+"""The name prefix of the agents of system logs."""
+
 OWN_TAGS: Final = ("input:", "renews:")
 """Prefixes of tags that Killick sets itself."""
 

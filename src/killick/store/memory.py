@@ -16,6 +16,7 @@ from killick import errors
 from killick.clock import Clock, SystemClock
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
+from killick.model.slots import Slot
 from killick.store import records
 from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us
 from killick.store.protocol import Transaction, holders_of, lease_clock_us
@@ -254,6 +255,10 @@ class MemoryStore(Runs):
         with self._open():
             return list(self._runs[run].inbox.values())
 
+    def slots(self, run: str) -> list[Slot]:
+        with self._open():
+            return sorted(self._runs[run].slots.values(), key=lambda slot: slot.name)
+
     # finding ----------------------------------------------------------------------------------
     def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
         with self._open():
@@ -273,13 +278,15 @@ class MemoryStore(Runs):
     def tags(self, run: str) -> set[str]:
         return set() if (line := self.index(run)) is None else set(line.tags)
 
-    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
+    def reindex(self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None) -> bool:
         with self._open():
             head = self._runs[run].head
             if head is None or head.seq != at:
                 return False
             self._runs[run].index = None
             self._write_index(run, index)
+            if slots is not None:
+                self._runs[run].slots = {slot.name: slot for slot in slots}
             self._notify_if_sooner(run, None)
             return True
 

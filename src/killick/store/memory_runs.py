@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 from killick import errors
 from killick.clock import Clock
 from killick.model.chunks import Blob
+from killick.model.slots import NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 from killick.store import records
 from killick.store.protocol import lease_clock_us
 
@@ -31,6 +32,8 @@ class StoredRun:
     displaced: list[records.Row] = field(default_factory=list[records.Row])
     inbox: dict[int, records.Message] = field(default_factory=dict[int, records.Message])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
+    message_pieces: dict[int, frozenset[bytes]] = field(default_factory=dict[int, frozenset[bytes]])
+    slots: dict[str, Slot] = field(default_factory=dict[str, Slot])
     snapshots: dict[tuple[int, int], records.Snapshot] = field(default_factory=dict[tuple[int, int], records.Snapshot])
     references: records.References = field(default_factory=lambda: records.References(set(), set()))
     terms: set[records.TermRow] = field(default_factory=set[records.TermRow])
@@ -42,7 +45,7 @@ class StoredRun:
         """Returns an independent copy."""
         return StoredRun(
             self.head, self.number, self.index, self.rows.copy(), self.displaced.copy(), self.inbox.copy(),
-            self.numbers.copy(), self.snapshots.copy(),
+            self.numbers.copy(), self.message_pieces.copy(), self.slots.copy(), self.snapshots.copy(),
             records.References(set(self.references.log), set(self.references.snapshots)),
             self.terms.copy(), self.indexed_to, self.quarantined, self.removed,
         )  # fmt: skip
@@ -83,6 +86,7 @@ class Runs:
         except errors.LogError as refusal:
             return refusal
         first, *_ = [self._write(one, head) for one, head in zip(group, heads, strict=True)]
+        self._move_messages(item)
         for sent in (sent for one in group for sent in one.sends):
             self._deliver(
                 sent if sent.waits_for is None else replace(sent, run=self._first_waiting(sent), waits_for=None)
@@ -171,6 +175,7 @@ class Runs:
                 records.OutboxItem(position=self._outbox_end, run=item.run, seq=each.seq, kind=each.kind)
             )
             self._to_notify.append(records.OUTBOX_CHANGED)
+        self._write_slots(run, item)
         if item.index is not None:
             before = None if run.index is None else run.index.wake_at_us
             self._write_index(item.run, item.index)
@@ -186,21 +191,63 @@ class Runs:
         unseen = [one.at_us for one in run.inbox.values() if one.taken is None and one.number > seen]
         run.index = woken(line, min(unseen)) if unseen else line
 
+    def _write_slots(self, run: StoredRun, item: records.Append) -> None:
+        run.slots |= {slot.name: slot for slot in item.slots}
+        run.slots = {name: slot for name, slot in run.slots.items() if slot.places != NO_SLOT}
+        for given in item.gives:
+            found = run.slots.get(given.name)
+            if found is not None and found.token == given.token:
+                run.slots[given.name] = found.with_places(given.places)
+
+    def _move_messages(self, item: records.Append) -> None:
+        """Moves what is in the inbox to the run that continues this one, if the append renews it."""
+        run = self._runs[item.run]
+        renewed = next((slot.token for slot in item.slots if slot.name == RENEWED_SLOT), None)
+        if renewed is None or self._runs[renewed].head is None:
+            return
+        for number, message in list(run.inbox.items()):
+            if message.taken is None:
+                run.inbox[number] = replace(message, taken=item.last[0])
+                self._put_message(self._runs[renewed], replace(message, run=renewed), run.message_pieces[number])
+
     def _deliver(self, sent: records.Delivery) -> records.Delivered | errors.LogError:
-        run = self._runs[sent.run]
+        """Delivers a message to the last renewal of its run, if the slots there allow it."""
+        run, name = self._runs[sent.run], sent.run
+        while not sent.exact and run.head is not None and (renewed := run.slots.get(RENEWED_SLOT)) is not None:
+            run, name = self._runs[renewed.token], renewed.token
         if run.head is None:
-            return errors.RunUnknown(sent.run)
-        if sent.id in run.numbers:
-            return records.Delivered(run.inbox[run.numbers[sent.id]], fresh=False)
-        number = len(run.inbox) + 1
-        fields = {name: value for name, value in asdict(sent).items() if name not in ("pieces", "waits_for")}
-        message = run.inbox[number] = records.Message(number=number, **fields)
-        run.numbers[sent.id] = number
+            return errors.RunUnknown(name)
+        for one in [run] if sent.exact else self._chain(run):
+            if sent.id in one.numbers:
+                return records.Delivered(one.inbox[one.numbers[sent.id]], fresh=False)
+        if (refused := records.refusal(name, sent, run.slots)) is not None:
+            return refused
+        message = records.Message(
+            run=name, number=0, id=sent.id, name=sent.name, body=sent.body, by=sent.by, at_us=sent.at_us
+        )
+        message = self._put_message(run, message, frozenset(piece.hash for piece in sent.pieces))
         self._store_pieces(sent.pieces, run.references.log)
-        if run.index is not None:
-            run.index = woken(replace(run.index, delivered=number), sent.at_us)
-        self._to_notify.append(sent.run)
+        if (taken := sent.slot) is not None and taken.places:
+            run.slots[taken.name] = run.slots[taken.name].with_places(-taken.places)
         return records.Delivered(message, fresh=True)
+
+    def _chain(self, run: StoredRun) -> list[StoredRun]:
+        """Returns the logs of a chain of renewals, the newest first."""
+        root = run.slots.get(ROOT_SLOT)
+        if root is None:
+            return [run]
+        later = [one for one in self._runs.values() if one.slots.get(ROOT_SLOT) == root]
+        return [*sorted(later, key=lambda one: -one.number), self._runs[root.token]]
+
+    def _put_message(self, run: StoredRun, message: records.Message, pieces: frozenset[bytes]) -> records.Message:
+        number = len(run.inbox) + 1
+        message = run.inbox[number] = replace(message, number=number)
+        run.numbers[message.id], run.message_pieces[number] = number, pieces
+        run.references.log.update(pieces)
+        if run.index is not None:
+            run.index = woken(replace(run.index, delivered=number), message.at_us)
+        self._to_notify.append(message.run)
+        return message
 
     def _take(self, head: records.Head, holder: str, seconds: float) -> records.Head:
         self._released.discard(holder)

@@ -16,6 +16,7 @@ from killick.errors import LogError
 from killick.model.chunks import Blob
 from killick.model.cipher import Cipher
 from killick.model.events import RunStarted
+from killick.model.slots import Slot
 from killick.store import records
 
 
@@ -209,7 +210,11 @@ class Store(Protocol):
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[records.Delivery]) -> list[records.Delivered | LogError]:
-        """Puts messages into inboxes and makes their runs due. The first with an id wins; later ones return it."""
+        """Puts messages into inboxes and makes their runs due. The first with an id wins; later ones return it.
+
+        A message to a renewed run goes to the last renewal. DeliveryRefused: that has ended, or the slot that the
+        delivery names does not allow it. Both are decided in the transaction of the delivery.
+        """
         ...
 
     def inbox(
@@ -224,6 +229,10 @@ class Store(Protocol):
 
     def messages(self, run: str) -> list[records.Message]:
         """Returns every message that a run ever received."""
+        ...
+
+    def slots(self, run: str) -> list[Slot]:
+        """Returns the slots of a run, by name."""
         ...
 
     # finding ----------------------------------------------------------------------------------
@@ -242,8 +251,8 @@ class Store(Protocol):
         """Returns a run's index tags."""
         ...
 
-    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
-        """Rewrites the index from the log at that seq, and recounts the inbox.
+    def reindex(self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None) -> bool:
+        """Rewrites the index from the log at that seq, and with `slots` those of the run; recounts the inbox.
 
         Returns False, and writes nothing, if the head moved.
         """

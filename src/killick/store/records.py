@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 from zlib import crc32
 
 import msgspec
 
+from killick.errors import DeliveryRefused
 from killick.model.chunks import Blob
+from killick.model.facts import OWN_AGENTS as OWN_AGENTS
 from killick.model.facts import OWN_TAGS, PERMIT
+from killick.model.slots import ENDED_SLOT, Slot
 
 STORE_FORMAT: Final = 8
 """The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
@@ -20,9 +23,6 @@ READ_LIMIT: Final = 10_000
 
 ENDED: Final = ("completed", "failed", "cancelled")
 """The statuses of ended runs. A message does not wake such a run."""
-
-OWN_AGENTS: Final = "killick."
-"""The name prefix of the agents of system logs."""
 
 OWN_RUNS: Final = "killick:"
 """The id prefix of system logs that only an admin may see."""
@@ -254,7 +254,10 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to a run. Deduplicated by id; an answer's id is that of its wait.
+    """A message to a run. Deduplicated by id, over all renewals of the run; an answer's id is that of its wait.
+
+    It goes to the last renewal of the run, and is refused if that has ended, unless it is `exact`: meant for this log
+    in any state. With `slot` it is accepted only as that slot allows.
 
     With `waits_for`, in an append's `sends`: to the oldest run with this tag that is not due yet, whatever `run` says.
     """
@@ -267,6 +270,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
     pieces: tuple[Blob, ...] = ()
     waits_for: str | None = None
+    slot: Slot | None = None
+    exact: bool = False
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,6 +292,20 @@ class Delivered(msgspec.Struct, frozen=True):
 
     message: Message
     fresh: bool
+
+
+def refusal(run: str, delivery: Delivery, slots: Mapping[str, Slot]) -> DeliveryRefused | None:
+    """Returns why a run takes no such message; None where its slots allow it."""
+    if delivery.exact:
+        return None
+    if (ended := slots.get(ENDED_SLOT)) is not None:
+        return DeliveryRefused(run, slot=ENDED_SLOT, found=ended.token)
+    if (named := delivery.slot) is None:
+        return None
+    found = slots.get(named.name)
+    if found is None or found.token != named.token or found.places < 1:
+        return DeliveryRefused(run, slot=named.name, found=None if found is None else found.token)
+    return None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -426,7 +445,10 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
     `also` are appends to other runs, and `sends` messages, in the same transaction. If one of `also` is refused, all
     are, for that reason. Each must fit the state before any of them, and no two may claim the same right. The order is:
-    the append, `also`, then the `sends` of all. A message to an unknown run, or with a known id, is skipped.
+    the append, `also`, then the `sends` of all. A message to an unknown or ended run, or with a known id, is skipped.
+
+    `slots` are those that it writes or removes, `gives` the places that it gives back, if the token is still the same.
+    With a slot RENEWED, all messages in the inbox that it does not take move to that run.
 
     An index with an ended status releases the lease in the same write.
     """
@@ -450,6 +472,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     outbox: tuple[OutboxRow, ...] = ()
     also: tuple[Append, ...] = ()
     sends: tuple[Delivery, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    gives: tuple[Slot, ...] = ()
 
     @property
     def group(self) -> tuple[Append, ...]:
@@ -466,7 +490,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_plain(self) -> bool:
         """Whether it takes, returns and erases nothing, and has no companions."""
-        taken = self.claims or self.releases or self.takes or self.returns
+        taken = self.claims or self.releases or self.takes or self.returns or self.gives
         return not (taken or self.erases_rows or self.erases_messages or self.erases_pieces or self.also or self.sends)
 
     @property
@@ -494,6 +518,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
             index=later.index or self.index,
             snapshot=later.snapshot or self.snapshot,
             outbox=self.outbox + later.outbox,
+            slots=self.slots + later.slots,
         )
 
     @property

@@ -24,6 +24,7 @@ from killick.engine.views import Wait
 from killick.errors import RunBusy
 from killick.history.run_info import info
 from killick.model.codec import plain
+from killick.model.slots import root_of
 from killick.store.records import ENDED, RunRow
 
 SIT_SECONDS: Final = 0.5
@@ -182,5 +183,5 @@ def _ended(advanced: RunOutcome) -> TurnOutcome:
 
 def name_of(row: RunRow) -> str:
     """Returns the engine's name of a run: a renewed run keeps its first name."""
-    root, number = renewals.root_of(row.run)
+    root, number = root_of(row.run)
     return root if number > 1 and renewals.renewals(root) in row.tags else row.run

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any
 
+from killick.model.slots import Slot
 from killick.store import records
 from killick.store.sql.rows import head_of, message_of, snapshot_of
 
@@ -43,6 +44,9 @@ class SqlReads(ABC):
     def row(self, run: str, seq: int) -> records.Row | None:
         found = self._found("row", run, seq)
         return records.Row(*found[0]) if found else None
+
+    def slots(self, run: str) -> list[Slot]:
+        return [Slot(*row) for row in self._found("slots_of", run)]
 
     def references(self, run: str) -> records.References:
         rows = self._found("uses", run)

@@ -17,6 +17,7 @@ _CHECKED: Final = (
     ("heads", Q.all_heads),
     ("inbox", Q.all_messages),
     ("claims", Q.all_claims),
+    ("slots", Q.all_slots),
     ("aside", Q.all_displaced),
 )
 _DERIVED: Final = ("piece_uses", "runs", "tags", "snapshots", "quarantine", "feed")

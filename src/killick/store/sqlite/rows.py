@@ -113,7 +113,7 @@ def erase_message(db: sqlite3.Cursor, number: int, message: int) -> None:
 def set_taken(db: sqlite3.Cursor, number: int, message: int, taken: int | None) -> None:
     found = db.execute(Q.message, (number, message)).fetchone()
     if found is not None:
-        db.execute(Q.set_taken, (taken, row_check(number, *found[:6], taken), number, message))
+        db.execute(Q.set_taken, (taken, row_check(number, *found[:6], taken, *found[7:]), number, message))
 
 
 def run_row(db: sqlite3.Cursor, number: int) -> RunRow | None:

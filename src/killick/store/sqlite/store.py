@@ -19,6 +19,7 @@ from killick.clock import Clock, SystemClock
 from killick.errors import LogError, RunBusy, StoreBroken, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
+from killick.model.slots import Slot
 from killick.store import records
 from killick.store.liveness import Holders
 from killick.store.notify import Notifier
@@ -43,7 +44,7 @@ from killick.store.sqlite.rows import (
     write_lease,
 )
 from killick.store.sqlite.transaction import SqliteTransaction, join, transaction
-from killick.store.sqlite.writes import RunsToNotify, Writes, bare
+from killick.store.sqlite.writes import RunsToNotify, Writes, bare, put_slots
 
 
 class SqliteStore(SqlReads):
@@ -324,7 +325,7 @@ class SqliteStore(SqlReads):
 
     # finding ----------------------------------------------------------------------------------
 
-    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
+    def reindex(self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None) -> bool:
         with self._file.writing() as db:
             found = find_head(db, run)
             if found is None or found[2] != at:
@@ -334,6 +335,8 @@ class SqliteStore(SqlReads):
             db.execute(Q.drop_tags, (number,))
             db.execute(Q.drop_run, (number,))
             self._writes.put_index(db, number, index, delivered=counted)
+            if slots is not None:
+                put_slots(db, number, slots)
         self._notifier.notify([run])
         return True
 
@@ -410,7 +413,7 @@ class SqliteStore(SqlReads):
             first = number << SEQ_BITS
             db.execute(Q.drop_events, (first, first + SEQ_MAX))
             drops = (Q.drop_tags, Q.drop_uses, Q.drop_snapshots, Q.drop_messages, Q.drop_run, Q.drop_quarantine)
-            for drop in (*drops, Q.drop_outbox):
+            for drop in (*drops, Q.drop_slots, Q.drop_outbox):
                 db.execute(drop, (number,))
             write_lease(db, (*found[:7], None, None, 1))
 

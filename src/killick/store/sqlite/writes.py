@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from killick.errors import (
     RunUnknown,
     StoreBroken,
 )
+from killick.model.slots import NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 from killick.store import records
 from killick.store.liveness import Holders
 from killick.store.protocol import lease_clock_us
@@ -92,6 +93,8 @@ class Writes:
         head = self._put(db, item, found, to_notify)
         for one, head_row in others:
             self._put(db, one, head_row, to_notify)
+        if found is not None and item.slots:
+            move_messages(db, found[0], item, to_notify)
         for one in group:
             for sent in one.sends:
                 if sent.waits_for is not None:
@@ -187,6 +190,8 @@ class Writes:
             put_pieces(db, number, LOG, item.pieces)
         if not item.is_plain:
             self._write_rights(db, number, item)
+        if item.slots or item.gives:
+            write_slots(db, number, item)
         if item.outbox:
             db.executemany(Q.put_outbox, [(number, each.seq, each.kind) for each in item.outbox])
             to_notify.append(records.OUTBOX_CHANGED)
@@ -260,24 +265,92 @@ class Writes:
     def deliver(
         self, db: sqlite3.Cursor, delivery: records.Delivery, to_notify: RunsToNotify
     ) -> records.Delivered | LogError:
+        """Delivers a message to the last renewal of its run, if the slots there allow it."""
         if (head := find_head(db, delivery.run)) is None:
             return RunUnknown(delivery.run)
-        number = head[0]
+        slots = _slots(db, head[0])
+        while not delivery.exact and (renewed := slots.get(RENEWED_SLOT)) is not None:
+            if (head := find_head(db, renewed.token)) is None:
+                return RunUnknown(renewed.token)
+            slots = _slots(db, head[0])
+        number, run, root = head[0], head[1], slots.get(ROOT_SLOT)
         before = db.execute(Q.message_by_id, (number, delivery.id)).fetchone()
         if before is not None:
-            return records.Delivered(message_of(delivery.run, before), fresh=False)
-        row = run_row(db, number)
-        message = 1 + max(row.delivered if row else 0, db.execute(Q.last_message, (number,)).fetchone()[0])
-        columns = (message, delivery.id, delivery.name, delivery.body, delivery.by, delivery.at_us, None)
-        db.execute(Q.put_message, (number, *columns, records.row_check(number, *columns)))
+            return records.Delivered(message_of(run, before), fresh=False)
+        if root is not None and not delivery.exact:
+            before = db.execute(Q.message_in_chain, (root.token, delivery.id)).fetchone()
+            if before is not None:
+                return records.Delivered(message_of(before[0], before[1:]), fresh=False)
+        if (refused := records.refusal(run, delivery, slots)) is not None:
+            return refused
+        pieces = b"".join(piece.hash for piece in delivery.pieces) or None
+        columns = (delivery.id, delivery.name, delivery.body, delivery.by, delivery.at_us, None)
+        message = _put_message(db, number, columns, root.token if root else None, pieces, to_notify, run)
         put_pieces(db, number, LOG, delivery.pieces)
-        if row is not None:
-            wake = row.wake_at_us
-            if row.status not in records.ENDED:
-                wake = delivery.at_us if wake is None else min(wake, delivery.at_us)
-            db.execute(Q.run_delivered, (message, records.row_check(number, message), wake, number))
-        to_notify.append(delivery.run)
-        return records.Delivered(message_of(delivery.run, columns), fresh=True)
+        if (taken := delivery.slot) is not None and taken.places:
+            _put_slot(db, number, slots[taken.name].with_places(-taken.places))
+        return records.Delivered(message_of(run, (message, *columns)), fresh=True)
+
+
+def _slots(db: sqlite3.Cursor, number: int) -> dict[str, Slot]:
+    return {row[0]: Slot(*row) for row in db.execute(Q.slots, (number,)).fetchall()}
+
+
+def _put_slot(db: sqlite3.Cursor, number: int, slot: Slot) -> None:
+    columns = (number, slot.name, slot.token, slot.places)
+    db.execute(Q.put_slot, (*columns, records.row_check(*columns)))
+
+
+def put_slots(db: sqlite3.Cursor, number: int, slots: Collection[Slot]) -> None:
+    """Writes all slots of a run, in place of those that are there."""
+    db.execute(Q.drop_slots, (number,))
+    for slot in slots:
+        _put_slot(db, number, slot)
+
+
+def write_slots(db: sqlite3.Cursor, number: int, item: records.Append) -> None:
+    """Writes and removes slots, and gives places back."""
+    for slot in item.slots:
+        if slot.places == NO_SLOT:
+            db.execute(Q.drop_slot, (number, slot.name))
+        else:
+            _put_slot(db, number, slot)
+    for given in item.gives:
+        found = _slots(db, number).get(given.name)
+        if found is not None and found.token == given.token:
+            _put_slot(db, number, found.with_places(given.places))
+
+
+def move_messages(db: sqlite3.Cursor, number: int, item: records.Append, to_notify: RunsToNotify) -> None:
+    """Moves what is in the inbox to the run that continues this one, if the append renews it."""
+    renewed = next((slot.token for slot in item.slots if slot.name == RENEWED_SLOT), None)
+    head = None if renewed is None else find_head(db, renewed)
+    if head is None:
+        return
+    root = _slots(db, head[0]).get(ROOT_SLOT)
+    for message, *columns, _, pieces in db.execute(Q.untaken, (number,)).fetchall():
+        set_taken(db, number, message, item.last[0])
+        _put_message(db, head[0], tuple(columns), root.token if root else None, pieces, to_notify, head[1])
+        hashes = [pieces[at : at + 32] for at in range(0, len(pieces or b""), 32)]
+        db.executemany(Q.use_piece, [(head[0], LOG, hash_) for hash_ in hashes])
+
+
+def _put_message(
+    db: sqlite3.Cursor, number: int, columns: tuple[Any, ...], root: str | None, pieces: bytes | None,
+    to_notify: RunsToNotify, run: str,
+) -> int:  # fmt: skip
+    """Puts a message into an inbox, makes the run due, and returns its number."""
+    row, at_us = run_row(db, number), columns[4]
+    message: int = 1 + max(row.delivered if row else 0, db.execute(Q.last_message, (number,)).fetchone()[0])
+    stored = (number, message, *columns, root, pieces)
+    db.execute(Q.put_message, (*stored, records.row_check(*stored)))
+    if row is not None:
+        wake = row.wake_at_us
+        if row.status not in records.ENDED:
+            wake = at_us if wake is None else min(wake, at_us)
+        db.execute(Q.run_delivered, (message, records.row_check(number, message), wake, number))
+    to_notify.append(run)
+    return message
 
 
 def bare(seen: dict[str, HeadRow], items: Sequence[records.Append]) -> list[Moved] | None:

@@ -104,7 +104,7 @@ WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) ORDER B
 DELETE FROM snapshots WHERE number = ?
 
 -- name: message
-SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? AND message = ?
+SELECT message, id, name, body, sender, at_us, taken, root, pieces FROM inbox WHERE number = ? AND message = ?
 
 -- name: message_by_id
 SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? AND id = ?
@@ -113,8 +113,41 @@ SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ?
 SELECT message, id, name, body, sender, at_us, taken FROM inbox
 WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) AND id = ?2
 
+-- A message in a chain of renewals: delivered to the first run, or to a later one.
+-- name: message_in_chain
+SELECT run, message, id, name, body, sender, at_us, taken FROM (
+    SELECT number, message, id, name, body, sender, at_us, taken FROM inbox WHERE root = ?1 AND id = ?2
+    UNION ALL
+    SELECT number, message, id, name, body, sender, at_us, taken FROM inbox
+    WHERE number = (SELECT number FROM heads WHERE run = ?1) AND id = ?2
+) JOIN heads USING (number) ORDER BY number DESC LIMIT 1
+
 -- name: put_message
-INSERT INTO inbox (number, message, id, name, body, sender, at_us, taken, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO inbox (number, message, id, name, body, sender, at_us, taken, root, pieces, checksum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: untaken
+SELECT message, id, name, body, sender, at_us, taken, root, pieces FROM inbox
+WHERE number = ? AND taken IS NULL ORDER BY message
+
+-- name: slots
+SELECT name, token, places FROM slots WHERE number = ?
+
+-- name: slots_of
+SELECT name, token, places FROM slots
+WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) ORDER BY name
+
+-- name: put_slot
+INSERT OR REPLACE INTO slots (number, name, token, places, checksum) VALUES (?, ?, ?, ?, ?)
+
+-- name: drop_slot
+DELETE FROM slots WHERE number = ? AND name = ?
+
+-- name: drop_slots
+DELETE FROM slots WHERE number = ?
+
+-- name: all_slots
+SELECT number, name, token, places, checksum FROM slots
 
 -- name: set_taken
 UPDATE inbox SET taken = ?, checksum = ? WHERE number = ? AND message = ?
@@ -369,7 +402,7 @@ SELECT id, body, NULL, hash FROM aside WHERE id = ?
 SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, checksum FROM heads
 
 -- name: all_messages
-SELECT number, message, id, name, body, sender, at_us, taken, checksum FROM inbox
+SELECT number, message, id, name, body, sender, at_us, taken, root, pieces, checksum FROM inbox
 
 -- name: all_claims
 SELECT space, key, number, seq, checksum FROM claims
@@ -391,6 +424,7 @@ DELETE FROM pieces WHERE hash = ?
 SELECT 'events', number, count(*) FROM events WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'inbox', number, count(*) FROM inbox WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'claims', number, count(*) FROM claims WHERE number NOT IN (SELECT number FROM heads) GROUP BY number
+UNION ALL SELECT 'slots', number, count(*) FROM slots WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'runs', number, count(*) FROM runs WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'tags', number, count(*) FROM tags WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'snapshots', number, count(*) FROM snapshots WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number

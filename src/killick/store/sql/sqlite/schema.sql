@@ -1,4 +1,4 @@
--- Format 8. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses, snapshots,
+-- Format 8. Truth: meta, heads, events, pieces, inbox, claims, slots. Derived and rebuilt when wrong: piece_uses, snapshots,
 -- runs, tags, quarantine, marks, marked. A queue: feed. Rows outside the hash chain have a checksum.
 
 CREATE TABLE meta (
@@ -81,9 +81,24 @@ CREATE TABLE inbox (
     sender TEXT,
     at_us INTEGER NOT NULL,
     taken INTEGER,
+    root TEXT, -- of a renewed run: the id of the first run in the chain
+    pieces BLOB, -- the hashes of the chunks of its body, which move with it
     checksum INTEGER NOT NULL,
     PRIMARY KEY (number, message),
     UNIQUE (number, id)
+) STRICT, WITHOUT ROWID;
+
+-- Messages are deduplicated over all renewals of a run.
+CREATE INDEX inbox_by_root ON inbox (root, id) WHERE root IS NOT NULL;
+
+-- The conditions of deliveries to a run: whether it is open, and what its waits still take.
+CREATE TABLE slots (
+    number INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    token TEXT NOT NULL,
+    places INTEGER NOT NULL,
+    checksum INTEGER NOT NULL,
+    PRIMARY KEY (number, name)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE claims (

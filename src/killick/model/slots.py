@@ -1,0 +1,94 @@
+"""The conditions of deliveries to a run, as its fold says them: whether the run is open, and what its waits still take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from killick.model import events as e
+from killick.model.facts import OWN_AGENTS, Facts
+
+ENDED_SLOT: Final = "ended"
+"""The slot of a run that has ended: no message is accepted any more. Its token is the status."""
+
+RENEWED_SLOT: Final = "renewed"
+"""The slot of a run that continues in another one: messages go there. Its token is that run's id."""
+
+ROOT_SLOT: Final = "root"
+"""The slot of a renewed run. Its token is the id of the first run in the chain, by which messages are deduplicated."""
+
+NO_SLOT: Final = -1
+"""The places of a slot in an append that removes it."""
+
+ALL_PLACES: Final = 1_000_000
+"""The places that a delivery takes which closes a slot."""
+
+_OPENED: Final = ("answer", "settlement")
+
+_CHANGING: Final = (
+    e.RunStarted, e.RunForked, e.RunRewound, e.RunResumed, e.RunRenewed, e.RunCompleted, e.RunFailed, e.RunCancelled,
+    e.CancelRequested, e.WaitClosed,
+)  # fmt: skip
+
+
+class Slot(msgspec.Struct, frozen=True, gc=False):
+    """A condition of deliveries to a run, which an append of its log writes.
+
+    A delivery that names a slot is accepted while the slot has this token and places left, and takes places. The store
+    compares it in the transaction of the delivery. Names and tokens are opaque to it, but for ENDED, RENEWED and ROOT.
+    In a delivery and in `Append.gives`, `places` is how many are taken or given back.
+    """
+
+    name: str
+    token: str
+    places: int = 0
+
+    def with_places(self, more: int) -> Slot:
+        """Returns it with more places, or with fewer, but never less than none."""
+        return Slot(self.name, self.token, max(0, self.places + more))
+
+
+def root_of(run: str) -> tuple[str, int]:
+    """The original id of a renewed run, and the number of this log: `name+3`."""
+    root, plus, number = run.rpartition("+")
+    return (root, int(number)) if plus and number.isdigit() else (run, 1)
+
+
+def of_wait(step: e.StepId, opened: int, places: int) -> Slot:
+    """The slot of an open question. Its token is the event that asked, so that an answer fits no other question."""
+    return Slot(f"wait:{step}", str(opened), places)
+
+
+def slots_of(facts: Facts) -> dict[str, Slot]:
+    """The slots of a run, by name. A question has one place for each approval that is missing."""
+    found = [
+        of_wait(wait.step, wait.opened, wait.need - len(wait.votes))
+        for wait in facts.waits.values()
+        if wait.waits_for in _OPENED
+    ]
+    if facts.follows is not None:
+        found.append(Slot(ROOT_SLOT, root_of(facts.run)[0]))
+    if facts.ended and facts.renewed_as is not None:
+        found.append(Slot(RENEWED_SLOT, facts.renewed_as))
+    elif facts.ended and (facts.trigger or facts.hook or not facts.agent.startswith(OWN_AGENTS)):
+        found.append(Slot(ENDED_SLOT, facts.status))  # Killick's own logs end after each entry, and go on
+    return {slot.name: slot for slot in found}
+
+
+def may_change(events: Sequence[tuple[int, e.Event]]) -> bool:
+    """Whether the slots of a run may be other ones after these events."""
+    return any(
+        isinstance(event, _CHANGING) or (isinstance(event, e.WaitOpened) and event.waits_for in _OPENED)
+        for _, event in events
+    )
+
+
+def changed(before: dict[str, Slot], after: dict[str, Slot]) -> tuple[Slot, ...]:
+    """What an append writes: new slots, those with another token, and the removal of others.
+
+    Places are only written with a token: after that, deliveries take them.
+    """
+    written = (slot for name, slot in after.items() if name not in before or before[name].token != slot.token)
+    return (*written, *(Slot(name, "", NO_SLOT) for name in before.keys() - after.keys()))
