@@ -204,13 +204,9 @@ class DeliveryRefused(LogError):
     """
 
     def __init__(self, run: str, *, slot: str, found: str | None) -> None:
-        ended = slot == "ended"
-        why = (
-            f"the run is over ({found}) and accepts no messages; start another"
-            if ended
-            else "it waits for this no more"
-        )
-        super().__init__(f"{run}: {why}")
+        over = f"the run is over ({found}) and accepts no messages; start another"
+        self.why = over if slot == "ended" else "it no longer waits for this; look at what it waits for now"
+        super().__init__(f"{run}: {self.why}")
         self.run, self.slot, self.found = run, slot, found
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from killick.archive import rebuild
 from killick.errors import ExportBroken, KillickError, LogError, RunBroken
 from killick.ids import RandomIds
-from killick.log.derived import index_of
+from killick.log.derived import indexed_again
 from killick.log.log import Log
 from killick.log.paging import pages
 from killick.log.verify import verify
@@ -344,7 +344,7 @@ class Export:
             for ancestor in self.header.lineage:
                 self._play(store, ancestor, before if ancestor.run == self.header.run else None)
                 fold = log.state(ancestor.run).fold
-                store.reindex(ancestor.run, index_of(fold), at=fold.facts.seq)
+                indexed_again(store, ancestor.run, fold, at=fold.facts.seq)
         except (KillickError, ValueError) as error:
             raise ExportBroken(self.place, f"its log does not verify: {error}") from None
         finally:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec.structs import replace
 
 from killick.engine import renewals
 from killick.engine.approval import approvals
@@ -22,9 +23,18 @@ from killick.engine.engine import Engine
 from killick.engine.steps.transaction import joining
 from killick.engine.views import Wait, needs_value
 from killick.engine.waits import waits
-from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, NotAsked, RunUnknown, StoreBusy
+from killick.errors import (
+    AlreadyAgreed,
+    AlreadyAnswered,
+    AnswerRefused,
+    DeliveryRefused,
+    NotAsked,
+    RunUnknown,
+    StoreBusy,
+)
 from killick.history.run_info import waits_of
 from killick.log.group_commit import GROUP_MAX
+from killick.model.slots import ALL_PLACES, ENDED_SLOT, Slot, of_wait
 from killick.store.protocol import Store
 from killick.store.records import ENDED, Delivered, Delivery
 
@@ -42,17 +52,19 @@ def answer(
         raise AnswerRefused(found.id, f"expired at {_moment(found.deadline_us)}; the run continues without an answer")
     _refuse_misfit(engine, found, verb, value, by)
     body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest} | ({"via": via} if via else {})
-    message_id = inbox.answer_id(run, found.step, found.opened)
-    if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
-        _refuse_closed(engine, found.id, run, found.step, only=message_id)
-        raise AlreadyAgreed(found.id, by=by, votes=found.votes, need=found.need)
-    name = inbox.ANSWER
-    if verb == "approve" and len(found.votes) + 1 < found.need:
-        _refuse_closed(engine, found.id, run, found.step, only=message_id)
-        name, message_id = inbox.VOTE, f"{message_id}#{by}"  # one vote a person, however often they click
-    delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx)
+    message_id, name, places = inbox.answer_id(run, found.step, found.opened), inbox.ANSWER, ALL_PLACES
+    if found.need > 1 and verb == "approve":  # one vote a person, however often they click
+        name, message_id, places = inbox.VOTE, f"{message_id}#{by}", 1
+    slot = of_wait(found.step, found.opened, places)
+    try:
+        delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx, slot=slot)
+    except DeliveryRefused as refused:
+        _refuse_closed(engine, found.id, run, found.step, only=slot, by=by, need=found.need)
+        raise AnswerRefused(found.id, "the question is no longer open; read the inbox again") from refused
     if not delivered.fresh:
         first = delivered.message
+        if name == inbox.VOTE:
+            raise AlreadyAgreed(found.id, by=by, votes=found.votes or (str(by),), need=found.need)
         raise AlreadyAnswered(found.id, by=first.by, at=_moment(first.at_us))
     return run
 
@@ -105,12 +117,21 @@ def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
     raise AnswerRefused(wait, f"nothing to answer here; {why}")
 
 
-def _refuse_closed(engine: Engine, wait: str, run: str, step: str, *, only: str | None = None) -> None:
-    """Raises AlreadyAnswered, with the first approver, if the wait has an answer."""
-    for message in reversed(engine.store.messages(run)):
-        meant = message.id == only if only is not None else not step or f":{step}@" in message.id
-        if message.name == inbox.ANSWER and meant:
+def _refuse_closed(
+    engine: Engine, wait: str, run: str, step: str, *, only: Slot | None = None, by: str | None = None, need: int = 1,
+) -> None:  # fmt: skip
+    """Raises AlreadyAnswered, with the first approver, or AlreadyAgreed, if the wait has its answer or its votes."""
+    meant = f":{step}@{only.token}" if only is not None else f":{step}@" if step else ":"
+    there = [each for each in engine.store.messages(run) if meant in each.id]
+    for message in reversed(there):
+        if message.name == inbox.ANSWER:
             raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
+    votes = [message for message in there if message.name == inbox.VOTE]
+    if only is None or not votes:
+        return
+    if by in (names := [str(message.by) for message in votes]):
+        raise AlreadyAgreed(wait, by=by, votes=names, need=need)
+    raise AlreadyAnswered(wait, by=", ".join(names), at=_moment(votes[-1].at_us))
 
 
 class Sending(NamedTuple):
@@ -129,26 +150,21 @@ def send(engine: Engine, sending: Sending, *, tx: Any = None) -> str:
 
 
 def _message(engine: Engine, sending: Sending) -> Delivery:
-    """The message to the latest log of its run.
-
-    Refuses a new message to a run that has ended; a repeated one counts once.
-    """
+    """The message, addressed to the latest log of its run, as far as that is known: the store decides."""
     run, name, body, id, by = sending  # noqa: A001
     row = engine.store.index(run)
     if row is None or row.status in ENDED:
         run = renewals.latest(engine.log, run)
-        row = engine.store.index(run)
-    if row is not None and row.status in ENDED and all(known.id != id for known in engine.store.messages(run)):
-        raise AnswerRefused(run, f"the run is over ({row.status}) and accepts no messages; start another")
     return delivery(engine.log, run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
 
 
 def deliver(
     engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | None, tx: Any = None,  # noqa: A002
+    slot: Slot | None = None,
 ) -> Delivered:  # fmt: skip
     """Put a message into a run's inbox, in the caller's own transaction where `tx` is given."""
     message = delivery(engine.log, run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
-    return _accepted(engine, message, tx)
+    return _accepted(engine, message if slot is None else replace(message, slot=slot), tx)
 
 
 def _accepted(engine: Engine, message: Delivery, tx: Any) -> Delivered:
@@ -157,8 +173,15 @@ def _accepted(engine: Engine, message: Delivery, tx: Any) -> Delivered:
     else:
         [outcome] = joining(engine.store, tx).deliver([message])
     if isinstance(outcome, Exception):
-        raise outcome
+        raise _explained(outcome)
     return outcome
+
+
+def _explained(error: Exception) -> Exception:
+    """A refusal by the store as the refusal of an answer, which callers expect."""
+    if isinstance(error, DeliveryRefused) and error.slot == ENDED_SLOT:
+        return AnswerRefused(error.run, error.why)
+    return error
 
 
 class Outgoing:
@@ -231,8 +254,9 @@ def _send_all(engine: Engine, sendings: Sequence[Sending]) -> list[str | Excepti
             outcomes.append(error)
     delivered = iter(outgoing(engine).deliver(messages) if messages else [])
     for place, outcome in enumerate(outcomes):
-        if isinstance(outcome, str) and isinstance(refused := next(delivered), Exception):
-            outcomes[place] = refused
+        if isinstance(outcome, str):
+            answer = next(delivered)
+            outcomes[place] = _explained(answer) if isinstance(answer, Exception) else answer.message.run
     return outcomes
 
 

@@ -64,7 +64,7 @@ def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str |
     log, clock, label = engine.log, engine.clock, cut(engine.log, run, to).label
 
     def send() -> Message:
-        body = {"command": "rewind", "to": to, "because": because}
+        body = {"command": "rewind", "to": to, "because": because, "of": run}
         return deliver(engine, run, inbox.COMMAND, body, id=engine.ids.new("command"), by=by).message
 
     with lease_or_send(engine, run, send) as reached:
@@ -202,10 +202,10 @@ def _create_fork(engine: Engine, found: Fork) -> None:
             Append(run=parent.run, after=parent.seq, before=parent.hash, epoch=parent.epoch, rows=(row,)),
         )
     else:
-        command = {"command": "forked", "fork": forked.run, "cut": forked.cut}
+        command = {"command": "forked", "fork": forked.run, "cut": forked.cut, "of": parent.run}
         name = inbox.FORKED + forked.run
         message = delivery(log, parent.run, inbox.COMMAND, command, id=name, by=forked.by, at_us=forked.at)
-        rights["sends"] = (*found.sends, message)
+        rights["sends"] = (*found.sends, replace(message, exact=True))
     log.fork(forked, found.fold, Ledger()).append(*found.entries, **rights)
 
 

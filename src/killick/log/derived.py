@@ -13,6 +13,8 @@ from killick.model.events import Event, StepIntended, StepStarted
 from killick.model.facts import PlainStep, plain_step
 from killick.model.fold import FOLD, JUMPS, Fold, goes_back
 from killick.model.ledger import Ledger
+from killick.model.slots import slots_now
+from killick.store.protocol import Store
 from killick.store.records import ASKS, CRASHING, DIED_ALONE, STORE_OWNER, SUBJECT, RunIndex, Snapshot
 
 _BEGIN_STEPS: Final = frozenset({StepStarted, StepIntended, PlainStep})
@@ -44,6 +46,13 @@ def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
         tags=tags,
         seen=seen,
     )
+
+
+def indexed_again(store: Store, run: str, fold: Fold, *, at: int) -> bool:
+    """Rewrites a run's index entry and its slots from its log at that seq. False: the head moved."""
+    waiting = {message.id for message in store.messages(run) if message.taken is None}
+    slots = slots_now(fold.facts, waiting).values()
+    return store.reindex(run, index_of(fold), at=at, slots=tuple(slots))
 
 
 def apply_events(

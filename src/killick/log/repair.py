@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from killick.errors import EventBroken, EventUnknown, LogError
-from killick.log.derived import index_of
+from killick.log.derived import indexed_again
 from killick.log.log import Log
 from killick.log.paging import pages
 from killick.log.verify import last_good
@@ -29,7 +29,7 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
         if log.store.quarantined(run) is None:
             raise LogError(f"{run}: its log is intact; there is nothing to repair")
         log.store.quarantine(run, None)
-        log.store.reindex(run, index_of(log.state(run).fold), at=head.seq)
+        indexed_again(log.store, run, log.state(run).fold, at=head.seq)
         raise LogError(f"{run}: its log is intact again; it left quarantine, and nothing was changed")
     lost = [row for rows in pages(log.store, run, after=kept) for row in rows]
     last = max([head.seq, *(row.seq for row in lost)])
@@ -51,7 +51,7 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
     log.store.repair(moved, keep=kept, rows=[row])
     log.store.forget_snapshots(run)
     log.store.quarantine(run, None)
-    log.store.reindex(run, index_of(log.state(run).fold), at=moved.seq)
+    indexed_again(log.store, run, log.state(run).fold, at=moved.seq)
     return event
 
 

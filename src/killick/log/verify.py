@@ -15,7 +15,7 @@ import msgspec
 from msgspec import structs
 
 from killick.errors import EventBroken, EventUnknown
-from killick.log.derived import index_of, snapshot_of
+from killick.log.derived import index_of, indexed_again, snapshot_of
 from killick.log.log import Log
 from killick.log.paging import heads, pages
 from killick.model import event_codec, hashing
@@ -24,13 +24,15 @@ from killick.model.chunks import Blob, children, references
 from killick.model.cipher import is_encrypted
 from killick.model.fold import FOLD, Fold
 from killick.model.ledger import Ledger
+from killick.model.slots import slots_now
 from killick.store.protocol import opened, opened_piece, raw_store
 from killick.store.records import Head, Problem, Row, Snapshot
 
 _TRIES: Final = 20
-_DERIVED: Final = ("piece_uses", "snapshots", "runs")
+_DERIVED: Final = ("piece_uses", "snapshots", "runs", "slots")
 _NOTED: Final = frozenset({
-    e.MessageTaken, e.WaitClosed, e.WaitVoted, e.RunRewound, e.ValueErasedOnPurpose, e.RunTaken, *get_args(e.Started),
+    e.MessageTaken, e.WaitClosed, e.WaitVoted, e.RunRewound, e.RunRenewed, e.ValueErasedOnPurpose, e.RunTaken,
+    *get_args(e.Started),
 })  # fmt: skip
 """The events whose parts are compared at the end."""
 Progress = Callable[[str, int], None]
@@ -141,7 +143,7 @@ class _RunCheck:
         self.taken: dict[int, int] = {}
         self.erased_seqs: set[int] = set()
         self.erased_pieces: set[bytes] = set()
-        self.set_aside = 0
+        self.set_aside = self.renewed_at = 0
         self.gaps: list[range] = []
         self.epoch = self.messages = 0
         self.without_data: list[tuple[int, str]] = []
@@ -326,6 +328,8 @@ class _RunCheck:
                 self.erased_pieces.update(map(e.from_text, event.pieces))
             case e.RunTaken():
                 self.epoch = event.epoch
+            case e.RunRenewed():
+                self.renewed_at = seq
             case _:
                 pass
 
@@ -382,6 +386,7 @@ class _RunCheck:
             self._keep(references(row.data or b""))
         self._references()
         self._index(self.fold)
+        self._slots(self.fold)
 
     def _references(self) -> None:
         """Checks that the references are exactly the chunks that the log uses; erased chunks hide their children."""
@@ -416,6 +421,8 @@ class _RunCheck:
                 return
             self._pieces(self.head.seq, references(message.body))
             said = self.taken.pop(place, None)
+            if said is None and message.taken and message.taken == self.renewed_at:
+                continue  # it moved to the run that continues
             if (said is None) != (message.taken is None) and not self._set_aside(message.taken):
                 self.say(
                     "inbox",
@@ -458,7 +465,15 @@ class _RunCheck:
         )
         if not fits:
             self.say("runs", "the index does not say what the log says")
-            self.healings.append(partial(store.reindex, run, said, at=self.head.seq))
+            self.healings.append(partial(indexed_again, store, run, fold, at=self.head.seq))
+
+    def _slots(self, fold: Fold) -> None:
+        """Compares the conditions of deliveries: a message that one of them should have refused may be lost."""
+        run, store = self.head.run, self.store
+        waiting = {message.id for message in store.messages(run) if message.taken is None}
+        if {slot.name: slot for slot in store.slots(run)} != slots_now(fold.facts, waiting):
+            self.say("slots", "what it accepts is not what its log and its inbox say")
+            self.healings.append(partial(indexed_again, store, run, fold, at=self.head.seq))
 
 
 def _readable(rows: Collection[Row]) -> Iterator[tuple[int, e.Event]]:

@@ -1,8 +1,8 @@
-"""The conditions of deliveries to a run, as its fold says them: whether the run is open, and what its waits still take."""
+"""The conditions of deliveries to a run, as its fold says them: whether it is open, and what its waits still take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -75,6 +75,22 @@ def slots_of(facts: Facts) -> dict[str, Slot]:
     elif facts.ended and (facts.trigger or facts.hook or not facts.agent.startswith(OWN_AGENTS)):
         found.append(Slot(ENDED_SLOT, facts.status))  # Killick's own logs end after each entry, and go on
     return {slot.name: slot for slot in found}
+
+
+def answer_id(run: str, step: e.StepId, opened: int) -> str:
+    """The id of the message that answers a wait. A vote adds `#` and the name of its approver."""
+    return f"answer:{run}:{step}@{opened}"
+
+
+def slots_now(facts: Facts, waiting: Collection[str]) -> dict[str, Slot]:
+    """The slots of a run whose inbox has these messages, by id: an answer closes its slot, a vote takes a place."""
+    found = slots_of(facts)
+    for wait in facts.waits.values():
+        answer = answer_id(facts.run, wait.step, wait.opened)
+        taken = ALL_PLACES if answer in waiting else sum(each.startswith(f"{answer}#") for each in waiting)
+        if taken and (name := of_wait(wait.step, wait.opened, 0).name) in found:
+            found[name] = found[name].with_places(-taken)
+    return found
 
 
 def may_change(events: Sequence[tuple[int, e.Event]]) -> bool:

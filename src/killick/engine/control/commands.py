@@ -19,6 +19,7 @@ from killick.engine.control import inbox
 from killick.engine.control.interventions import Body, entries_of
 from killick.engine.engine import Engine
 from killick.engine.execution import Execution
+from killick.engine.renewals import latest, successor
 from killick.engine.replay import Change
 from killick.engine.signals import Cancelling, Paused, Rewinding
 from killick.engine.waits import waits
@@ -26,6 +27,7 @@ from killick.engine.waits.open_wait import Closed, Intervened
 from killick.errors import (
     AnswerRefused,
     ContextStale,
+    DeliveryRefused,
     EpochStale,
     HeadMoved,
     KillickError,
@@ -39,7 +41,6 @@ from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.typed import convert
-from killick.store.protocol import Store
 from killick.store.records import Message
 
 COMMAND_SECONDS: Final = 30.0
@@ -47,6 +48,9 @@ LOOKS: Final = 100
 """How often a caller looks whether the holder has taken its command: for about two seconds."""
 
 _LOOK_SECONDS: Final = 0.02
+
+_OF_ONE_LOG: Final = ("override", "skip", "retry", "forked")
+"""The commands about a step or an event of one log, which mean nothing in the log that continues it."""
 
 
 # leasing or sending -------------------------------------------------------------------------------
@@ -90,21 +94,36 @@ def lease_or_send(
                 if looks > 0:
                     looks -= 1
                     time.sleep(engine.clock.nap_seconds(_LOOK_SECONDS))
-                    if not (taken := is_taken(log.store, sent)):
-                        continue
+                    sent, taken = _located(log, sent)
+                run = sent.run
+                if looks > 0 and not taken:
+                    continue
                 found = Reached(None, sent, taken, busy.holder)
             else:
-                # The holder may have taken the message and released the run meanwhile.
-                taken = sent is not None and is_taken(log.store, sent)
+                taken = False
+                if sent is not None:
+                    # The holder may have taken the message, or renewed the run, and released it meanwhile.
+                    sent, taken = _located(log, sent)
+                    if sent.run != run:
+                        run = sent.run
+                        stack.close()
+                        continue
                 found = Reached(None if taken else opened, sent, taken)
             yield found
             return
 
 
-def is_taken(store: Store, message: Message) -> bool:
-    """Whether a message has left the inbox of its run."""
-    waiting = store.inbox(message.run, name=message.name, after=message.number - 1, limit=1)
-    return not any(one.number == message.number for one in waiting)
+def _located(log: Log, message: Message) -> tuple[Message, bool]:
+    """A message where it is now, as the store moves it when its run is renewed; and whether a run has taken it."""
+    while True:
+        waiting = log.store.inbox(message.run, name=message.name, after=message.number - 1, limit=1)
+        if any(one.number == message.number for one in waiting):
+            return message, False
+        renewed = successor(log, message.run)
+        moved = None if renewed is None else log.store.message(renewed, message.id)
+        if moved is None:
+            return message, True
+        message = moved
 
 
 # sending ------------------------------------------------------------------------------------------
@@ -121,24 +140,32 @@ def command(
     """
     by = waits.who(by, run)
     sent: Message | None = None
-    after = engine.log.head(run).seq
+    if body["command"] in _OF_ONE_LOG:
+        body = {**body, "of": run}
     looks = LOOKS if awaits_holder and current_loop() is None else 0  # the holder may need a running loop
 
     def send() -> Message:
         at_us, name = engine.clock.now_us(), id or engine.ids.new("command")
         message = inbox.delivery(engine.log, run, inbox.COMMAND, body, id=name, by=by, at_us=at_us)
-        [outcome] = engine.store.deliver([message])
+        [outcome] = engine.store.deliver([replace(message, exact=body["command"] == "forked")])
+        if isinstance(outcome, DeliveryRefused):
+            raise AnswerRefused(outcome.run, f"the run is over ({outcome.found}); {body['command']} does nothing to it")
         if isinstance(outcome, KillickError):
             raise outcome
         return outcome.message
 
     while True:
+        if sent is None:
+            run = run if body["command"] == "forked" else latest(engine.log, run)
+            after = engine.log.head(run).seq
         with (
             contextlib.suppress(HeadMoved, EpochStale),
             lease_or_send(engine, run, send, sent=sent, looks=looks, notify=notify) as found,
         ):
             sent = found.sent
             if found.log is not None:
+                if found.log.fold.facts.renewed_as is not None and found.log.fold.facts.ended and sent is None:
+                    continue  # it was renewed since it was looked up
                 _append(engine, found.log, body, by, sent)
                 return True
             return found.is_taken and sent is not None and _recorded_outcome(engine, sent, after)
@@ -154,6 +181,7 @@ def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Messa
             log.append(*entries_of(fold, body, by=by, at=at))  # also to a run that is over: it may be rewound
         return
     try:
+        _refuse_other(body, log.run)
         if fold.facts.ended:
             raise AnswerRefused(log.run, f"the run is over ({fold.facts.status}); {body['command']} does nothing to it")
         entries = _judged(entries_of(fold, body, by=by, at=at), lambda: contracts_of(engine, log))
@@ -218,7 +246,7 @@ def receive(ex: Execution, message: Message) -> None:
     """Take a command from the inbox of a held run; it takes effect between steps."""
     body: Body = inbox.body_of(ex.engine.log, message)
     ex.taken.add(message.number)
-    if body["command"] == "rewind":
+    if body["command"] == "rewind" and body.get("of", ex.run_id) == ex.run_id:
         # It is taken with the event that carries it out, when the code has come to rest.
         ex.close(Rewinding(message, body["to"], body.get("because")))
         return
@@ -226,6 +254,7 @@ def receive(ex: Execution, message: Message) -> None:
     if fold.facts.ended and not ex.is_after_end:
         return  # with its end the store releases a run: another process may lease it before a later append
     try:
+        _refuse_other(body, ex.run_id)
         _refuse_misfit(ex, body)
         entries = _judged(entries_of(fold, body, by=by, at=at), lambda: ex.judge, message.number)
         if fold.facts.cancelling and body["command"] in ("cancel", "pause"):
@@ -250,6 +279,12 @@ def _refusal(
     step = f" step {body['step']}" if body.get("step") else ""
     note = f"{by or 'a person'} wanted to {body['command']}{step}: {refused.reason}"
     return [Entry(e.NoteMade(at=at, by="killick"), {"note": note})]
+
+
+def _refuse_other(body: Body, run: str) -> None:
+    """Refuses a command about a step or a position of a log that was renewed meanwhile."""
+    if (of := body.get("of", run)) != run:
+        raise AnswerRefused(run, f"it was about {of}, which {run} continues; look at it again")
 
 
 def _refuse_misfit(ex: Execution, body: Body) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.chunks import pack
+from killick.model.slots import answer_id as answer_id
 from killick.store.records import Delivery, Message
 
 COMMAND: Final = "killick.command"
@@ -30,11 +31,6 @@ APPROVE: Final = "approve"
 Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
 QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")
 SETTLEMENT_VERBS: Final[tuple[Verb, ...]] = ("happened", "not", "stop")
-
-
-def answer_id(run: str, step: e.StepId, opened: int) -> str:
-    """The id that answers to a wait carry, so that the first one wins."""
-    return f"answer:{run}:{step}@{opened}"
 
 
 def child_id(run: str, ended: int) -> str:

@@ -15,12 +15,13 @@ from killick.engine.effects import dedupe
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.observers import trace_here
+from killick.engine.renewals import latest
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.steps.intention import Intent
 from killick.engine.waits.open_wait import Closed
 from killick.engine.waits.questions import Question, wait_for
 from killick.engine.waits.waits import refuse_controls
-from killick.errors import ChildFailed, KillickError, RunExists, RunUnknown, StepFailed, ValueRefused
+from killick.errors import ChildFailed, DeliveryRefused, KillickError, RunExists, RunUnknown, StepFailed, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import through_codec
@@ -164,12 +165,14 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
     if over is not None or (ex.has_outside_effects and await dedupe.sent_before(wanted)):
         return
     message_id = f"{ex.run_id}:{_within_generation(ex, wanted.step)}"
+    run = latest(ex.engine.log, run)
     sent = delivery(ex.engine.log, run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())
     [outcome] = ex.engine.log.store.deliver([sent])
-    if isinstance(outcome, RunUnknown):
+    if isinstance(outcome, RunUnknown | DeliveryRefused):
         await wanted.fail(describe(outcome))
     if isinstance(outcome, KillickError):
         raise outcome
+    run = outcome.message.run
     event = e.MessageSent(at=ex.now_us(), step=wanted.step, run=run, name=name, id=message_id)
     await ex.recorded(ex.write_behind(Entry(event, {"body": body})))
     ex.on_message(run)

@@ -30,6 +30,7 @@ from killick.log.log import Log
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
+from killick.model.slots import Slot, of_wait
 from killick.store.records import ENDED, Message, is_own
 
 _READ_AT_ONCE: Final = 16
@@ -279,16 +280,17 @@ def _take(ex: Execution, message: Message) -> None:
                 return
 
 
-def _drop(ex: Execution, message: Message, *entries: Entry) -> None:
+def _drop(ex: Execution, message: Message, *entries: Entry, gives: tuple[Slot, ...] = ()) -> None:
     ex.taken.add(message.number)
-    ex.write_behind(Entry(message_taken(message, ex.now_us())), *entries, takes=(message.number,))
+    taken = Entry(message_taken(message, ex.now_us()))
+    ex.write_behind(taken, *entries, takes=(message.number,), gives=gives)
 
 
 def _answered(ex: Execution, message: Message) -> None:
     waiter = next((w for w in ex.waiters.values() if w.opened and _is_for(message, w.answer_id(ex.run_id))), None)
     if waiter is None or waiter.future.done():
         if not _may_come(ex, message):
-            _drop(ex, message)
+            _drop(ex, message, ex.noted(_too_late(message)))
         return
     body: Any = body_of(ex.engine.log, message)
     if (why := _unfit(ex, waiter, message, body)) is not None:
@@ -366,25 +368,30 @@ def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
     for name in (ANSWER, VOTE):
         for message in ex.engine.log.store.inbox(ex.run_id, name=name):
             if message.number not in ex.taken and _is_for(message, answer):
-                note = f"the answer of {message.by or 'a person'} came to a question that is no longer open"
-                _drop(ex, message, ex.noted(note, step))
+                _drop(ex, message, ex.noted(_too_late(message), step))
+
+
+def _too_late(message: Message) -> str:
+    return f"the answer of {message.by or 'a person'} came to a question that is no longer open"
 
 
 def _ignore(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
-    """An answer that does not fit counts as none: the same is asked again, under an id that is free."""
+    """An answer that does not fit counts as none: the same is asked again, under an id that is free. A vote gives its
+    place back."""
     note = f"the answer of {message.by or 'a person'} does not fit and was ignored: {misfit}"
-    _drop(ex, message, ex.noted(note, waiter.step))
+    given = () if message.name == ANSWER else (of_wait(waiter.step, waiter.opened, 1),)
+    _drop(ex, message, ex.noted(note, waiter.step), gives=given)
     _ask_again(ex, waiter, message)
 
 
 def _ask_again(ex: Execution, waiter: Waiter, message: Message) -> None:
-    """The same question, under an id that is free, where a message took the one that ends it and did not."""
+    """The same question, under an id that is free, where an answer closed its slot and did not end it."""
     if waiter.asked is not None and message.name == ANSWER:
         event, values = waiter.asked
         now = ex.now_us()
-        waiter.opened = ex.write_behind(Entry(msgspec.structs.replace(event, at=now, data=None), values))
-        for by in waiter.votes:
-            ex.write_behind(Entry(e.WaitVoted(at=now, step=waiter.step, by=by)))
+        opened = Entry(msgspec.structs.replace(event, at=now, data=None), values)
+        votes = [Entry(e.WaitVoted(at=now, step=waiter.step, by=by)) for by in waiter.votes]
+        waiter.opened = ex.write_behind(opened, *votes) - len(votes)
 
 
 def _may_come(ex: Execution, message: Message) -> bool:
