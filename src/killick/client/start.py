@@ -24,6 +24,9 @@ from killick.engine.views import RunInfo, Wait
 from killick.engine.waits import waits
 from killick.errors import (
     DeclarationRefused,
+    HeadMoved,
+    KeyRefused,
+    KillickError,
     LogError,
     RunCancelled,
     RunDiverged,
@@ -150,10 +153,20 @@ async def run_to_outcome(
         if row is not None and row.status in ENDED:
             logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
             return outcome(engine, agent, ended(engine, run))
-    advanced = await executor.advance(run, start=start, agent=agent, sit_out=True, read=read)
+    try:
+        advanced = await executor.advance(run, start=start, agent=agent, sit_out=True, read=read)
+    except HeadMoved as moved:
+        raise _key_changed(run, moved) from moved
     while advanced.renewed_as is not None:
         advanced = await executor.advance(advanced.renewed_as, agent=agent, sit_out=True)
     return outcome(runtime.engine, agent, advanced)
+
+
+def _key_changed(run: str, moved: HeadMoved) -> KillickError:
+    """The refusal of a start whose data subject's key was changed or destroyed at that moment."""
+    if moved.run == run:
+        return moved
+    return KeyRefused(run, "the key of its data subject was changed at this moment; start it again")
 
 
 def create_run(
@@ -167,6 +180,8 @@ def create_run(
         if tx is None:
             try:
                 log.append(*first_entries(*start))
+            except HeadMoved as moved:
+                raise _key_changed(run, moved) from moved
             except RunExists:
                 # Another caller was faster, or our own append succeeded unseen: the same input is the same run.
                 run, _ = begin(runtime.engine, agent, input, run, priority, tags, by=by)

@@ -26,7 +26,7 @@ from killick.model.cipher import Cipher, derived, key_in
 from killick.model.facts import LIVE
 from killick.sanitizer import visible_line
 from killick.store.protocol import Store
-from killick.store.records import KEY_DESTROYED, OWN_RUNS, SUBJECT, RunQuery
+from killick.store.records import KEY_DESTROYED, OWN_RUNS, SUBJECT, Append, RunQuery
 
 T = TypeVar("T")
 
@@ -114,6 +114,22 @@ class Keyring:
             raise KeyRefused(self._store.place, KEY_DESTROYED)
         return found
 
+    def fence(self, key: str) -> Append | None:
+        """Returns a condition for an append that makes a run live: the log of its key is as it is now. None: the key is
+        the store's, which is never destroyed. Raises KeyRefused if the key was destroyed, or is about to be."""
+        key_id = e.from_text(key)[:_ID_BYTES]
+        owner, run = key_id[:_OWNER_BYTES], _LOGS + key_id[:_OWNER_BYTES].hex()
+        if owner == _STORE:
+            return None
+        head = self._log.head(run)
+        name = str(int.from_bytes(key_id[_OWNER_BYTES:], "big"))
+        kept = [each for each in self._kept(owner) if each.name == name]
+        if not kept or kept[-1].wrapped is None:
+            raise KeyRefused(self._store.place, KEY_DESTROYED)
+        if self._log.state(run).fold.facts.paused:
+            raise KeyRefused(self._store.place, "its data subject is being erased; erase it again, then start the run")
+        return Append(run=run, after=head.seq, before=head.hash, epoch=head.epoch)
+
     def vault(self, name: str | None) -> Cipher | None:
         """Returns the cipher of a vault by its name, as `vault_name` gives it; None if its key was destroyed."""
         key_id = self._store_id if name is None else bytes.fromhex(name)
@@ -175,6 +191,7 @@ class Keyring:
         made = _Kept(str(1 if last is None else int(last.name) + 1), 0, self._wrapped(RandomIds().key()))
         kept = Entry(system_events.EntryKept(at=at, name=made.name), {"value": made.wrapped})
         if log.seq:
+            self._resume(log, None)  # after an erasure that was interrupted
             log.append(kept)
         else:
             started = Entry(e.RunStarted(at=at, run=log.run, agent=AGENT), {"input": None})
@@ -267,17 +284,30 @@ class Keyring:
         if self._store.head(_LOGS + owner.hex()) is None:
             raise KeyRefused(subject, "no run was started with this subject here; compare the spelling with `subject=`")
         tag = SUBJECT + e.to_text(owner)
+        # From here on no run of the subject is accepted. Those that were accepted before are seen by the next read.
+        self._changed(owner, partial(self._pause, by=by))
         if live := self._store.runs(RunQuery(tag=tag, status=LIVE), limit=4):
             named = ", ".join(row.run for row in live[:3]) + (" and others" if len(live) > 3 else "")
+            self._changed(owner, partial(self._resume, by=by))
             raise KeyRefused(subject, f"has runs that have not ended ({named}); cancel them, then erase")
         # The key service first: an interrupted erasure can be repeated while the store has the wrapped key.
         outside = [self._destroyed_outside(kept.wrapped) for kept in self._kept(owner) if kept.wrapped is not None]
         why, in_backups = "the data subject was erased", bool(outside) and all(outside)
         purged = self._changed(owner, partial(self._destroy, owner=owner, reason=why, by=by))
+        self._changed(owner, partial(self._resume, by=by))
         self._secrets.clear()
         self._ciphers.clear()
         runs = sum(self._store.counts(RunQuery(tag=tag)).values())
         return ErasedSubject(subject=subject, runs=runs, purged=purged, in_backups=in_backups)
+
+    def _pause(self, log: RunLog, by: str | None) -> None:
+        if not log.fold.facts.paused:
+            log.append(Entry(e.RunPaused(at=self._clock.now_us(), by=by)))
+
+    def _resume(self, log: RunLog, by: str | None) -> None:
+        if log.fold.facts.paused:
+            at = self._clock.now_us()
+            log.append(Entry(e.RunResumed(at=at, by=by)), Entry(e.RunCompleted(at=at), {"result": None}))
 
     def _destroyed_outside(self, wrapped: bytes) -> bool:
         try:

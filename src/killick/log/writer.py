@@ -20,9 +20,20 @@ from killick.model.events import AttemptEnded, Event, RunRewound, RunStarted, Ru
 from killick.model.facts import PlainStep
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
-from killick.model.slots import Slot, changed, may_change, slots_of
+from killick.model.slots import Slot, changed, is_open, may_change, slots_of
 from killick.store.protocol import Keys, Transaction
-from killick.store.records import Append, CreateRun, Delivery, Head, OutboxRow, Row, RunIndex, Snapshot, UniqueRight
+from killick.store.records import (
+    Append,
+    CreateRun,
+    Delivery,
+    Head,
+    OutboxRow,
+    Row,
+    RunIndex,
+    Snapshot,
+    UniqueRight,
+    side_by_side,
+)
 
 SNAPSHOT_EVERY: Final = 1_024
 """The number of events between snapshots: the most that opening a state folds."""
@@ -491,6 +502,8 @@ class RunLog:
     ) -> dict[str, Any]:
         """Returns the parts of an append besides its rows; most have none."""
         more: dict[str, Any] = {name: part for name, part in rights.items() if part} if rights else {}
+        if "also" in more:
+            more["also"] = side_by_side(more["also"])
         if (birth := self._birth) is not None:
             self._birth = None
             self.epoch = 1 if birth.holder is not None else 0
@@ -500,8 +513,8 @@ class RunLog:
         rewound = False
         if not quiet or birth is not None:
             more["index"] = self._index()
-            if (birth is not None or may_change(numbered)) and (slots := self._slots_changed()):
-                more["slots"] = slots
+            if birth is not None or may_change(numbered):
+                self._write_slots(more, is_new=birth is not None)
             tells = list[OutboxRow]()
             for seq, event in numbered:
                 if type(event) in OUTBOX_EVENTS:
@@ -557,10 +570,16 @@ class RunLog:
         self._indexed = index
         return index
 
-    def _slots_changed(self) -> tuple[Slot, ...]:
-        """Returns the slots that the last events change."""
+    def _write_slots(self, more: dict[str, Any], *, is_new: bool) -> None:
+        """Adds the slots that the last events change. An append that makes a run live holds only if the run's key is
+        as it is now: a key is destroyed after no run under it is live."""
         before, self._slots = self._slots, slots_of(self.fold.facts)
-        return changed(before, self._slots)
+        if slots := changed(before, self._slots):
+            more["slots"] = slots
+        if self._keys is None or self.key is None or not (is_new or is_open(self._slots) > is_open(before)):
+            return
+        if (fence := self._keys.fence(self.key)) is not None:
+            more["also"] = (*more.get("also", ()), fence)
 
     def _snapshot(self) -> Snapshot:
         self._snapshot_at = self.seq

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -75,6 +75,11 @@ def slots_of(facts: Facts) -> dict[str, Slot]:
     elif facts.ended and (facts.trigger or facts.hook or not facts.agent.startswith(OWN_AGENTS)):
         found.append(Slot(ENDED_SLOT, facts.status))  # Killick's own logs end after each entry, and go on
     return {slot.name: slot for slot in found}
+
+
+def is_open(slots: Mapping[str, Slot]) -> bool:
+    """Whether a run with these slots has not ended."""
+    return ENDED_SLOT not in slots and RENEWED_SLOT not in slots
 
 
 def answer_id(run: str, step: e.StepId, opened: int) -> str:

@@ -364,7 +364,8 @@ class Keys(Protocol):
 
     `started` adds the name to a run's first event, `key_of` finds it by run, `key_for` makes one for a data subject's
     new run. `cipher` raises KeyRefused if the key was destroyed. `vault` encrypts the files of workspaces: those of a
-    data subject have a vault with a name. It returns None if the key was destroyed.
+    data subject have a vault with a name. It returns None if the key was destroyed. `fence` returns the condition of an
+    append that makes a run live under a key: no append to the key's log meanwhile.
     """
 
     def vault(self, name: str | None) -> Cipher | None: ...
@@ -373,6 +374,7 @@ class Keys(Protocol):
     def key_of(self, run: str) -> str: ...
     def key_for(self, subject: str | None, run: str) -> str: ...
     def cipher(self, key: str) -> Cipher: ...
+    def fence(self, key: str) -> records.Append | None: ...
 
 
 def lease_all(store: Store, runs: Sequence[str], holder: str, *, seconds: float) -> list[records.Head | LogError]:

@@ -543,6 +543,12 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
         return size
 
 
+def side_by_side(items: Sequence[Append]) -> tuple[Append, ...]:
+    """Returns the companions of an append with their own companions, each run once."""
+    flat = [each for item in items for each in (msgspec.structs.replace(item, also=()), *item.also)]
+    return tuple({item.run: item for item in reversed(flat)}.values())[::-1]
+
+
 def refuse_misnumbered(items: Sequence[Append]) -> None:
     """Raises ValueError if the rows of an append do not follow its head one by one."""
     for item in items:

@@ -1,0 +1,447 @@
+"""R37: what was acknowledged is obeyed, refused with a reason, or pending. The store decides, not an earlier look.
+
+Each test lets something happen between the look of a caller and its delivery.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import killick
+from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, KeyRefused
+from killick.log import verify
+from killick.model import events as e
+from killick.store import MemoryStore, SqliteStore, Store
+
+DONE: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_done() -> None:
+    DONE.clear()
+
+
+class Before:
+    """A store on which something happens once, just before a delivery."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.then: Callable[[], object] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name != "deliver":
+            return found
+
+        def deliver(deliveries: Any) -> Any:
+            then, self.then = self.then, None
+            if then is not None:
+                then()
+            return found(deliveries)
+
+        return deliver
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "k.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clients(store: Store) -> Iterator[Callable[[], killick.Client]]:
+    made: list[killick.Client] = []
+
+    def new(of: Any = None) -> killick.Client:
+        made.append(killick.Client(cast("Store", of if of is not None else Before(store)), behind=False))
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.close()
+
+
+Clients = Callable[..., killick.Client]
+
+
+@killick.tool(effect="at_most_once", name="acknowledged_do")
+async def do(what: Any) -> Any:
+    DONE.append(what)
+    return what
+
+
+@killick.agent(name="acknowledged_box")
+async def box(run: killick.Run, n: int) -> int:
+    await run.call(do, await run.wait("order"))
+    await run.renew(n + 1)
+    return n
+
+
+@killick.agent(name="acknowledged_box_of_three")
+async def three(run: killick.Run, n: int) -> int:
+    await run.call(do, await run.wait("order"))
+    if n == 3:
+        return n
+    await run.renew(n + 1)
+    return n
+
+
+def work(kd: killick.Client) -> None:
+    while kd.advance_due():
+        pass
+
+
+# messages -----------------------------------------------------------------------------------------
+
+
+def test_r37_a_message_that_was_sent_while_its_run_renewed_reaches_the_run_that_continues(clients: Clients) -> None:
+    kd, between = clients(), Before(clients().runtime.store)
+    slow = clients(between)
+    kd.start(box, 1, id="box")
+    work(kd)
+
+    def renews() -> None:
+        kd.send("box", "order", "first")
+        work(kd)
+
+    between.then = renews
+    slow.send("box", "order", "second")
+    work(kd)
+    kd.send("box", "order", "third")
+    work(kd)
+    assert DONE == ["first", "second", "third"]
+    assert all(not kd.runtime.store.inbox(run) for run in ("box", "box+2", "box+3", "box+4"))
+
+
+def test_r37_a_run_that_sends_to_a_renewed_run_reaches_the_run_that_continues(clients: Clients) -> None:
+    @killick.agent(name="acknowledged_customer")
+    async def customer(run: killick.Run) -> str:
+        await run.send("box", "order", "by a run")
+        return "sent"
+
+    kd = clients()
+    kd.start(box, 1, id="box")
+    work(kd)
+    kd.send("box", "order", "first")
+    work(kd)
+    assert kd.run(customer, id="c") == "sent"
+    work(kd)
+    assert DONE == ["first", "by a run"]
+    [sent] = [each.event for each in kd.runtime.log.read("c") if isinstance(each.event, e.MessageSent)]
+    assert sent.run == "box+2"
+
+
+def test_r37_a_message_to_a_run_that_ended_since_it_was_looked_at_is_refused(clients: Clients) -> None:
+    kd, between = clients(), Before(clients().runtime.store)
+    slow = clients(between)
+    kd.start(three, 3, id="box")
+    work(kd)
+
+    def ends() -> None:
+        kd.send("box", "order", "last")
+        work(kd)
+
+    between.then = ends
+    with pytest.raises(AnswerRefused, match="over"):
+        slow.send("box", "order", "too late")
+    assert [message.id for message in kd.runtime.store.inbox("box")] == []
+    assert DONE == ["last"]
+
+
+def test_r37_a_message_counts_once_across_renewals(clients: Clients) -> None:
+    kd = clients()
+    kd.start(box, 1, id="box")
+    work(kd)
+    kd.send("box", "order", "pay", id="order-7")
+    work(kd)
+    kd.send("box", "order", "pay", id="order-7")
+    kd.send("box+2", "order", "pay", id="order-7")
+    work(kd)
+    assert DONE == ["pay"]
+
+
+def test_r37_a_run_that_sends_to_an_ended_run_is_told(clients: Clients) -> None:
+    @killick.agent(name="acknowledged_late_customer")
+    async def customer(run: killick.Run) -> str:
+        try:
+            await run.send("box", "order", "too late")
+        except killick.StepFailed as failed:
+            return str(failed)
+        return "sent"
+
+    kd = clients()
+    kd.start(three, 3, id="box")
+    work(kd)
+    kd.send("box", "order", "last")
+    work(kd)
+    assert "over" in kd.run(customer, id="c")
+    assert DONE == ["last"]
+
+
+# commands -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause"])
+def test_r37_a_command_to_a_run_that_renews_meanwhile_is_obeyed_by_the_run_that_continues(
+    clients: Clients, verb: str
+) -> None:
+    kd = clients()
+    kd.start(box, 1, id="box")
+    work(kd)
+    holder, other = clients(), clients()
+    sent: list[object] = []
+
+    @killick.tool(effect="idempotent", name=f"acknowledged_{verb}")
+    async def commands() -> None:
+        getattr(other, verb)("loop", by="ann")
+        sent.append(verb)
+
+    @killick.agent(name=f"acknowledged_loop_{verb}")
+    async def loop(run: killick.Run, n: int) -> int:
+        if n == 2 and not sent:
+            await run.call(commands)
+        await run.renew(n + 1)
+        return n
+
+    holder.start(loop, 1, id="loop")
+    for _ in range(20):
+        holder.advance_due()
+    rows = {row.id: row.status for row in kd.list(limit=100) if row.id.startswith("loop")}
+    expected = "cancelled" if verb == "cancel" else "paused"
+    assert list(rows.values()).count(expected) == 1
+    assert len(rows) <= 4
+
+
+def test_r37_a_command_about_a_step_of_a_log_that_was_renewed_is_refused_on_record(clients: Clients) -> None:
+    kd = clients()
+    kd.start(box, 1, id="box")
+    work(kd)
+    engine = kd.runtime.engine
+    from killick.engine.control import inbox
+
+    body = {"command": "override", "step": "1", "output": "forged", "of": "box"}
+    kd.send("box", "order", "first")
+    work(kd)
+    message = inbox.delivery(engine.log, "box", inbox.COMMAND, body, id="c1", by="ann", at_us=1)
+    [delivered] = kd.runtime.store.deliver([message])
+    assert cast("Any", delivered).message.run == "box+2"
+    work(kd)
+    read = kd.runtime.log.read("box+2")
+    notes = [kd.runtime.log.data("box+2", each.seq)["note"] for each in read if isinstance(each.event, e.NoteMade)]
+    assert any("box" in note and "override" in note for note in notes)
+    assert DONE == ["first"]
+
+
+# answers and votes --------------------------------------------------------------------------------
+
+
+@killick.agent(name="acknowledged_payment")
+async def payment(run: killick.Run) -> str:
+    answer = await run.ask("Pay 100?", need=2)
+    if answer.approved:
+        await run.call(do, "paid")
+    return answer.kind
+
+
+def asked(kd: killick.Client) -> killick.Wait:
+    kd.start(payment, id="p")
+    work(kd)
+    [wait] = kd.inbox()
+    return wait
+
+
+def test_r37_a_rejection_is_refused_once_enough_people_agreed(clients: Clients) -> None:
+    kd, between = clients(), Before(clients().runtime.store)
+    slow, wait = clients(between), asked(kd)
+
+    def both_agree() -> None:
+        kd.answer(wait, "approve", by="ann")
+        kd.answer(wait, "approve", by="bob")
+
+    between.then = both_agree
+    with pytest.raises(AlreadyAnswered):
+        slow.answer(wait, "reject", by="cyd")
+    work(kd)
+    assert DONE == ["paid"]
+
+
+def test_r37_a_vote_is_refused_once_a_person_rejected(clients: Clients) -> None:
+    kd, between = clients(), Before(clients().runtime.store)
+    slow, wait = clients(between), asked(kd)
+    kd.answer(wait, "approve", by="ann")
+    between.then = lambda: kd.answer(wait, "reject", by="cyd")
+    with pytest.raises(AlreadyAnswered, match="cyd"):
+        slow.answer(wait, "approve", by="bob")
+    work(kd)
+    assert DONE == []
+    assert kd.info("p").status == "completed"
+
+
+def test_r37_two_votes_at_once_decide_and_a_third_is_told_who_agreed(clients: Clients) -> None:
+    kd, between = clients(), Before(clients().runtime.store)
+    slow, wait = clients(between), asked(kd)
+    between.then = lambda: kd.answer(wait, "approve", by="ann")
+    slow.answer(wait, "approve", by="bob")
+    with pytest.raises(AlreadyAnswered, match="ann"):
+        kd.answer(wait, "approve", by="cyd")
+    with pytest.raises(AlreadyAgreed):
+        kd.answer(wait, "approve", by="ann")
+    work(kd)
+    assert DONE == ["paid"]
+
+
+def test_r37_a_vote_that_does_not_count_leaves_its_place_to_another_person(store: Store) -> None:
+    may = {"ann": "managers", "bob": "managers", "cyd": "managers"}
+    kd = killick.Client(store, behind=False, roles=lambda name: may.get(name))
+
+    @killick.agent(name="acknowledged_roles")
+    async def agent(run: killick.Run) -> str:
+        answer = await run.ask("Pay 100?", to="managers", need=2)
+        return answer.kind
+
+    kd.start(agent, id="p")
+    work(kd)
+    [wait] = kd.inbox()
+    kd.answer(wait, "approve", by="ann")
+    del may["ann"]  # she left the team before the run took her vote
+    work(kd)
+    kd.answer("p", "approve", by="bob")
+    work(kd)
+    assert kd.info("p").status == "waiting"
+    kd.answer("p", "approve", by="cyd")
+    work(kd)
+    assert kd.info("p").status == "completed"
+    assert verify(kd.runtime.log).problems == []
+
+
+def test_r37_an_answer_that_came_after_the_deadline_passed_is_refused_on_record(clients: Clients) -> None:
+    kd = clients()
+    kd.start(payment, id="p")
+    work(kd)
+    [wait] = kd.inbox()
+    kd.answer(wait, "approve", by="ann")
+    kd.cancel("p")
+    work(kd)
+    assert kd.info("p").status == "cancelled"
+    with pytest.raises(AnswerRefused):
+        kd.answer(wait, "approve", by="bob")
+
+
+# subjects -----------------------------------------------------------------------------------------
+
+
+def test_r37_a_run_is_not_accepted_while_its_subject_is_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from killick.encryption.keyring import Keyring
+
+    @killick.agent(name="acknowledged_job")
+    async def job(run: killick.Run, n: int) -> int:
+        return n
+
+    url, keys = str(tmp_path / "k.db"), bytes(range(32))
+    kd, other = killick.open(url, keys=keys), killick.open(url, keys=keys)
+    kd.run(job, 1, id="a", subject="ann")
+    seen: list[Any] = []
+    real = Keyring._destroyed_outside
+
+    def slow(self: Keyring, wrapped: bytes) -> bool:
+        with pytest.raises(KeyRefused) as refused:
+            other.start(job, 2, id="b", subject="ann")
+        seen.append(refused.value)
+        return real(self, wrapped)
+
+    monkeypatch.setattr(Keyring, "_destroyed_outside", slow)
+    kd.store.erase("ann")
+    monkeypatch.undo()
+    assert seen
+    assert kd.runtime.store.head("b") is None
+    fresh = killick.open(url, keys=keys)
+    assert fresh.run(job, 2, id="b", subject="ann") == 2  # under a new key
+    assert fresh.store.verify().holds
+    for each in (kd, other, fresh):
+        each.close()
+
+
+@pytest.mark.parametrize("how", ["start", "resume"])
+def test_r37_a_run_that_got_its_key_before_an_erasure_is_refused_after_it(tmp_path: Path, how: str) -> None:
+    @killick.agent(name="acknowledged_fails")
+    async def fails(run: killick.Run, n: int) -> int:
+        raise LookupError("no")
+
+    url, keys = str(tmp_path / "k.db"), bytes(range(32))
+    kd, other = killick.open(url, keys=keys), killick.open(url, keys=keys)
+    with pytest.raises(killick.RunFailed):
+        kd.run(fails, 1, id="a", subject="ann")
+    assert other.state("a") is not None  # it has read the key, and keeps it for a while
+    kd.store.erase("ann")
+    with pytest.raises(killick.KillickError):
+        if how == "start":
+            other.runtime.log.begin("c").append(*_born(other, "a"))
+        else:
+            other.resume("a")
+    assert not [row for row in kd.list(limit=10) if row.status not in ("failed", "completed")]
+    kd.close()
+    other.close()
+
+
+def _born(kd: killick.Client, of: str) -> list[Any]:
+    from msgspec.structs import replace
+
+    from killick.log.writer import Entry
+
+    first = cast("Any", kd.runtime.log.event(of, 1))
+    return [Entry(replace(first, run="c", data=None), {"input": 1})]
+
+
+# the record of slots ------------------------------------------------------------------------------
+
+
+def test_a_changed_or_lost_slot_is_found_and_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "k.db"
+    kd = killick.open(str(path))
+    wait = asked(kd)
+    kd.answer(wait, "approve", by="ann")
+    slots = kd.runtime.store.slots("p")
+    assert [slot.places for slot in slots] == [1]
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM slots")
+    report = verify(kd.runtime.log)
+    assert [problem.where for problem in report.problems] == ["slots"]
+    assert report.holds
+    assert kd.runtime.store.slots("p") == slots
+    assert verify(kd.runtime.log).problems == []
+    kd.close()
+
+
+def test_slots_are_what_the_fold_says_after_every_kind_of_change(clients: Clients) -> None:
+    kd = clients()
+    wait = asked(kd)
+    kd.answer(wait, "approve", by="ann")
+    assert verify(kd.runtime.log).problems == []
+    work(kd)
+    assert verify(kd.runtime.log).problems == []
+    kd.fork("p", id="fork")
+    assert verify(kd.runtime.log).problems == []
+    kd.rewind("p", "start")
+    assert kd.runtime.store.slots("p") == []
+    work(kd)
+    kd.cancel("p")
+    work(kd)
+    assert [slot.name for slot in kd.runtime.store.slots("p")] == ["ended"]
+    kd.rewind("p", "start")
+    work(kd)
+    assert [slot.name.partition(":")[0] for slot in kd.runtime.store.slots("p")] == ["wait"]
+    kd.start(box, 1, id="box")
+    work(kd)
+    kd.send("box", "order", "first")
+    kd.send("box", "order", "second")
+    work(kd)
+    assert verify(kd.runtime.log).problems == []
