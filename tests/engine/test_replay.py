@@ -469,7 +469,8 @@ def test_r23_when_a_branch_fails_siblings_start_nothing_new_and_open_attempts_se
     @killick.tool(effect="at_most_once")
     async def slow_payment() -> str:
         open_attempt.set()
-        await asyncio.sleep(0.02)
+        while not any(step.name == "fails_meanwhile" and step.status == "failed" for step in kd.state("r").fold.steps):
+            await asyncio.sleep(0.001)
         done.append("paid")
         return "paid"
 
