@@ -355,7 +355,7 @@ def test_a_run_that_somebody_went_on_with_meanwhile_stays(
 
     done = prune.prune(kd.runtime.log, chosen, tmp_path / "x.gz", holder="me", now_us=1, progress=meanwhile)
     assert done.runs == ("c",)
-    assert done.kept == {"b": "it is held by somebody", "a": "it was resumed meanwhile"}
+    assert done.kept == {"b": "it is held by somebody", "a": "it changed meanwhile"}
     kd.runtime.store.release("b", epoch=kd.runtime.log.head("b").epoch)
     assert kd.store.verify().holds
 

@@ -107,6 +107,21 @@ class Keeping:
         store.remove("a")
         assert store.heads() == []
 
+    def test_a_run_is_removed_only_as_its_remover_saw_it(self, store: Store) -> None:
+        head = created(store, "a", "one", index=indexed("completed"))
+        deliver(store, letter("a", "m1"))
+        before = everything(store)
+        assert not store.remove("a", at=2, delivered=1)
+        assert not store.remove("a", at=1, delivered=0)
+        assert everything(store) == before
+        commit(store, following(head, "two", takes=(1,)))
+        before = everything(store)
+        assert not store.remove("a", at=1)
+        assert not store.remove("a", delivered=0)
+        assert everything(store) == before
+        assert store.remove("a", at=2, delivered=1)
+        absent(store, "a")
+
     # inspection -------------------------------------------------------------------------------
 
     def test_a_sound_store_has_no_problems(self, store: Store) -> None:

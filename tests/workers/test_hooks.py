@@ -11,8 +11,10 @@ from typing import Any, cast
 import pytest
 
 import killick
+from killick.archive import prune
 from killick.errors import DeclarationRefused, EpochStale, HandleClosed, RunBroken, StoreUnavailable
 from killick.ids import SeededIds
+from killick.log import Entry
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.facts import Hook as Cursor
@@ -608,6 +610,90 @@ def test_a_hook_that_somebody_ended_is_over_until_it_is_declared_again(kd: killi
     attended(kd, "tell")
     assert heard == ["run-2:3:tell"]
     assert kinds_of(kd, "hook:tell")[2:] == ["cancel.requested", "run.resumed", "hook.called"]
+
+
+# no run leaves the store before its events are received -------------------------------------------
+
+
+def pruned(kd: killick.Client, tmp_path: Path) -> prune.Pruned:
+    cast("killick.clock.ManualClock", kd.runtime.clock).advance(1)
+    return kd.store.prune(older=0, to=tmp_path / f"{kd.runtime.clock.now_us()}.gz")
+
+
+def test_a_run_stays_until_every_hook_has_received_its_events(kd: killick.Client, tmp_path: Path) -> None:
+    heard = listening()
+    ensure(kd.runtime.engine)
+    kd.pause("hook:tell", by="ann")
+    some_runs(kd, 1, 2)
+    # Another app's hook counts too, although it is not declared here.
+    hook = HOOKS.pop("tell")
+    kept = pruned(kd, tmp_path).kept
+    assert set(kept) == {"run-1", "run-2"}
+    assert "hook tell" in kept["run-1"]
+    assert "`killick cancel hook:tell`" in kept["run-1"]
+    HOOKS["tell"] = hook
+    kd.resume("hook:tell", by="ann")
+    attended(kd, "tell")
+    assert heard == ["run-1:3:tell", "run-2:3:tell"]
+    assert set(pruned(kd, tmp_path).runs) == {"run-1", "run-2"}
+
+
+def test_an_event_on_which_a_hook_fails_keeps_its_run_and_those_after_it(kd: killick.Client, tmp_path: Path) -> None:
+    down = True
+
+    @killick.on("run.completed")
+    def tell(event: HookEvent) -> None:
+        if down and event.run == "run-2":
+            raise ConnectionError("not now")
+
+    ensure(kd.runtime.engine)
+    some_runs(kd, 1, 2, 3)
+    attended(kd, "tell")
+    assert set(pruned(kd, tmp_path).kept) == {"run-2", "run-3"}
+    down = False
+    attended(kd, "tell", rests=2, leaps=True)
+    assert set(pruned(kd, tmp_path).runs) == {"run-2", "run-3"}
+
+
+def test_an_ended_hook_keeps_no_run(kd: killick.Client, tmp_path: Path) -> None:
+    listening()
+    ensure(kd.runtime.engine)
+    some_runs(kd, 1)
+    kd.cancel("hook:tell", by="ann")
+    assert pruned(kd, tmp_path).runs == ("run-1",)
+
+
+def test_events_that_no_hook_listens_to_keep_no_run(kd: killick.Client, tmp_path: Path) -> None:
+    listening("failures", "run.failed")
+    listening("others", "run.completed", agent="hooked_bad")
+    listening("askers", "wait.opened", waits_for="answer")
+    ensure(kd.runtime.engine)
+    some_runs(kd, 1)
+    for agent, run in ((waits, "waited"), (asks, "asked")):
+        kd.start(agent, id=run)
+        kd.advance(run)
+        kd.cancel(run, by="ann")
+        kd.advance(run)
+    done = pruned(kd, tmp_path)
+    assert (set(done.runs), set(done.kept)) == ({"run-1", "waited"}, {"asked"})
+
+
+def test_a_run_with_a_new_event_for_a_hook_is_not_removed(kd: killick.Client, tmp_path: Path) -> None:
+    heard = listening("tell", "run.resumed")
+    ensure(kd.runtime.engine)
+    some_runs(kd, 1)
+    cast("killick.clock.ManualClock", kd.runtime.clock).advance(1)
+    chosen = prune.choose(kd.runtime.log, until_us=kd.runtime.clock.now_us())
+    assert [row.run for row in chosen.going] == ["run-1"]
+
+    def meanwhile(what: str, at: int, total: int) -> None:
+        if what == "writing":
+            kd.runtime.log.open("run-1").append(Entry(e.RunResumed(at=kd.runtime.clock.now_us(), by="ann")))
+
+    done = prune.prune(kd.runtime.log, chosen, tmp_path / "a.gz", holder="me", now_us=1, progress=meanwhile)
+    assert (done.runs, set(done.kept)) == ((), {"run-1"})
+    attended(kd, "tell")
+    assert heard == ["run-1:4:tell"]
 
 
 # the feed is not kept for ever --------------------------------------------------------------------

@@ -6,7 +6,7 @@ A run stays while a remaining run may need it. Internal logs are never pruned, n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import file_digest
 from typing import Final
@@ -25,6 +25,7 @@ from killick.model import event_codec
 from killick.model import events as e
 from killick.store.protocol import Store
 from killick.store.records import ENDED, READ_LIMIT, Head, RunQuery, RunRow
+from killick.workers.hooks import unreceived
 
 OWN: Final = "killick."
 """The prefix of agent names of internal logs."""
@@ -73,6 +74,8 @@ def choose(
     for count, row in enumerate(rows, 1):
         references[row.run] = _references(log.store, row.run)
         progress("looking", count, len(rows))
+    for run, why in _undelivered(log, rows).items():
+        references[run].stays = references[run].stays or why
     known = {head.run: head for _, head in heads(log.store)}
     going, kept = _Choice(log.store, known, references).made()
     events = sum(known[run].seq - known[run].base for run in going)
@@ -117,6 +120,13 @@ def _references(store: Store, run: str) -> _References:
             case _:
                 pass
     return found
+
+
+def _undelivered(log: Log, rows: Iterable[RunRow]) -> dict[str, str]:
+    """Returns why runs must stay whose events a hook has not received."""
+    advice = "has not received its events: resume or mend it, or give its events up with `killick cancel"
+    behind = unreceived(log, {row.run: row.agent for row in rows})
+    return {run: f"hook {hook.removeprefix('hook:')} {advice} {hook}`" for run, hook in behind.items()}
 
 
 class _Choice:
@@ -194,20 +204,14 @@ class _Copied(msgspec.Struct, frozen=True):
     head: Head
     delivered: int
 
-    def is_unchanged(self, store: Store) -> bool:
-        head, row = store.head(self.head.run), store.index(self.head.run)
-        if head is None or row is None:
-            return False
-        return (head.seq, head.hash, row.delivered) == (self.head.seq, self.head.hash, self.delivered)
-
 
 def prune(
     log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, by: str | None = None, progress: Progress = silent
 ) -> Pruned:
     """Writes runs into a new archive, verifies it, and removes them from the store; then deletes unreferenced values.
 
-    A run is removed only when its archive is complete and synced, each in its own transaction. A crash in between
-    leaves runs in both places, never in neither.
+    A run is removed only when its archive is complete and synced, each in its own transaction, which finds it as it
+    was written. A crash in between leaves runs in both places, never in neither.
     """
     kept, copied = dict(chosen.kept), dict[str, _Copied]()
     places = vaults.of_runs(log, [row.run for row in chosen.going])
@@ -224,9 +228,11 @@ def prune(
             progress("writing", count, len(chosen.going))
         size_bytes = file.finish(progress) if copied else 0
     _announce(log, file, copied, now_us, by)
+    # After the copies: a later event of a run moves its head, and so refuses the removal.
+    undelivered = _undelivered(log, chosen.going)
     gone: dict[str, int] = {}
     for count, (run, copy) in enumerate(copied.items(), 1):
-        why = _remove(log, copy, holder)
+        why = undelivered.get(run) or _remove(log, copy, holder)
         if why is None:
             gone[run] = copy.head.seq - copy.head.base
         else:
@@ -269,10 +275,7 @@ def _copy(log: Log, run: str, file: Writer) -> _Copied | str:
 
 
 def _remove(log: Log, copied: _Copied, holder: str) -> str | None:
-    """Removes a run if it is still as the file has it; otherwise returns the reason.
-
-    It holds the lease, so that no event is added between the comparison and the removal.
-    """
+    """Removes a run if it is still as the file has it; otherwise returns the reason."""
     run, store = copied.head.run, log.store
     try:
         head, left, _ = log.lease(run, holder, seconds=_LEASE_SECONDS)
@@ -280,13 +283,12 @@ def _remove(log: Log, copied: _Copied, holder: str) -> str | None:
         return f"it is held by {busy.holder}"
     except RunUnknown:
         return "another process removed it"
-    why = "it was resumed meanwhile"
-    if copied.is_unchanged(store):
-        try:
-            store.remove(run)
+    why = "it changed meanwhile"
+    try:
+        if store.remove(run, at=copied.head.seq, delivered=copied.delivered):
             return None
-        except StoreError as refused:
-            why = str(refused)
+    except StoreError as refused:
+        why = str(refused)
     store.release(run, epoch=head.epoch, holder=holder, left=left is not None)
     return why
 

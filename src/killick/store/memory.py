@@ -422,15 +422,18 @@ class MemoryStore(Runs):
         with self._open():
             return list(self._runs[run].displaced)
 
-    def remove(self, run: str) -> None:
+    def remove(self, run: str, *, at: int | None = None, delivered: int | None = None) -> bool:
         with self._open():
-            self._known(run)
-            for _, head in self._present():
-                if head.parent == run:
-                    raise errors.StoreError(f"{run}: {head.run} is a fork of it; remove that run first")
+            head, messages = self._known(run), len(self._runs[run].inbox)
+            if at not in (None, head.seq) or delivered not in (None, messages):
+                return False
+            for _, other in self._present():
+                if other.parent == run:
+                    raise errors.StoreError(f"{run}: {other.run} is a fork of it; remove that run first")
             # Its claims stay: removing a run does not return its consumed rights.
             self._runs[run] = StoredRun(removed=True)
             self._outbox = [one for one in self._outbox if one.run != run]
+            return True
 
     def purge(self) -> bool:
         return True

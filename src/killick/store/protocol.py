@@ -337,8 +337,11 @@ class Store(Protocol):
         """Returns the rows that repairs displaced from the log."""
         ...
 
-    def remove(self, run: str) -> None:
-        """Removes a run and leaves a tombstone under its id. Refused while a fork depends on it."""
+    def remove(self, run: str, *, at: int | None = None, delivered: int | None = None) -> bool:
+        """Removes a run and leaves a tombstone under its id. Refused while a fork depends on it.
+
+        Returns False, and writes nothing, if its head is not at that seq, or its inbox got another number of messages.
+        """
         ...
 
     def purge(self) -> bool:

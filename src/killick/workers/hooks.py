@@ -34,12 +34,14 @@ from killick.errors import (
 )
 from killick.fork_safety import cached_property
 from killick.history.run_info import because_of, blocked_by, info
+from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
 from killick.model import event_codec, system_events
 from killick.model import events as e
 from killick.model.facts import Hook as Cursor
 from killick.model.retry import Duration, Retry, retry_of, seconds
+from killick.model.typed import convert
 from killick.store.records import ENDED, OutboxItem, RunQuery
 from killick.workers.background import TaskControl
 
@@ -161,14 +163,27 @@ class HookEvent:
         return f"<{self.kind} {self.key}>"
 
 
-class Hook(msgspec.Struct, frozen=True, kw_only=True):
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """The events that a hook listens to, as its log records them."""
+
+    kinds: frozenset[str]
+    agents: frozenset[str] = frozenset()
+    waits_for: frozenset[str] = frozenset()
+
+    def wants_agent(self, agent: str) -> bool:
+        """Whether it listens to runs of this agent; to internal logs only if the declaration names them."""
+        return agent in self.agents if self.agents else not agent.startswith("killick.")
+
+    def wants(self, event: e.Event) -> bool:
+        """Whether it listens to this event of its kinds."""
+        return not (self.waits_for and isinstance(event, e.WaitOpened) and event.waits_for not in self.waits_for)
+
+
+class Hook(Subscription, frozen=True, kw_only=True):
     """A declared hook. `to` describes the receiver without secrets; `same` is equal for equal declarations."""
 
     name: str
     fn: Callable[[HookEvent], Any]
-    kinds: frozenset[str]
-    agents: frozenset[str] = frozenset()
-    waits_for: frozenset[str] = frozenset()
     retry: Retry = RETRY
     timeout: float = TIMEOUT_SECONDS
     to: str
@@ -189,14 +204,6 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
         """The declaration as it is recorded."""
         named = {"kinds": self.kinds, "agents": self.agents, "waits_for": self.waits_for}
         return {"to": self.to, **{name: sorted(given) for name, given in named.items() if given}}
-
-    def wants_agent(self, agent: str) -> bool:
-        """Whether it listens to runs of this agent; to internal logs only if the declaration names them."""
-        return agent in self.agents if self.agents else not agent.startswith("killick.")
-
-    def wants(self, event: e.Event) -> bool:
-        """Whether it listens to this event of its kinds."""
-        return not (self.waits_for and isinstance(event, e.WaitOpened) and event.waits_for not in self.waits_for)
 
 
 HOOKS: Final[dict[str, Hook]] = {}
@@ -329,14 +336,37 @@ def _note(engine: Engine, hook: Hook, lack: str) -> None:
 
 def trim(engine: Engine) -> int:
     """Deletes outbox entries that every hook of the store has passed; returns their number."""
-    store = engine.store
     # Read before the hooks: a hook created meanwhile starts no earlier than this.
-    passed = store.outbox_end()
-    for row in store.runs(RunQuery(tag=TAG), limit=10_000):
-        if row.agent.startswith(_AGENT) and row.status not in ENDED:  # declared here or elsewhere
-            cursor = engine.log.state(row.run).fold.facts.hook
-            passed = min(passed, 0 if cursor is None else cursor.cursor)
-    return store.trim_outbox(passed)
+    end = engine.store.outbox_end()
+    return engine.store.trim_outbox(min([end, *(cursor.cursor for cursor in _cursors(engine.log).values())]))
+
+
+def _cursors(log: Log) -> dict[str, Cursor]:
+    """Returns the position of every hook of the store that was not ended, declared here or elsewhere, by its run."""
+    rows = log.store.runs(RunQuery(tag=TAG), limit=10_000)
+    runs = (row.run for row in rows if row.agent.startswith(_AGENT) and row.status not in ENDED)
+    return {run: log.state(run).fold.facts.hook or Cursor(0, 0) for run in runs}
+
+
+def unreceived(log: Log, agents: Mapping[str, str]) -> dict[str, str]:
+    """Returns the runs, of those given with their agents, that have an event which a hook listens to and has not
+    received, each with that hook's run. The position of a hook only advances."""
+    found: dict[str, str] = {}
+    for hook, cursor in _cursors(log).items():
+        spec = log.data(hook, cursor.set).get("spec") if cursor.set else None
+        wanted = convert(spec, Subscription) if spec is not None else Subscription(kinds=HOOK_KINDS)
+        after = cursor.cursor
+        while items := log.store.outbox(after=after, kinds=wanted.kinds):
+            after = items[-1].position
+            for item in items:
+                agent = agents.get(item.run)
+                if agent is None or item.run in found or not wanted.wants_agent(agent):
+                    continue
+                with contextlib.suppress(LogError):
+                    if wanted.waits_for and not wanted.wants(log.event(item.run, item.seq)):
+                        continue
+                found[item.run] = hook
+    return found
 
 
 # attending ----------------------------------------------------------------------------------------

@@ -83,6 +83,8 @@ return {'done'}
 local h = head_of(args.run)
 if not h then return {'unknown'} end
 local run, name = h.run, member(h)
+if args.at and h.seq ~= args.at then return {'changed'} end
+if args.delivered and call('HLEN', P .. 'mail:' .. run) ~= args.delivered then return {'changed'} end
 local fork = call('SRANDMEMBER', P .. 'forks:' .. run)
 if fork then return {'fork', fork} end
 local index = index_of(run)

@@ -363,20 +363,23 @@ class PostgresStore(SqlReads):
 
         self._server.transact(write, was_committed)
 
-    def remove(self, run: str) -> None:
-        def write(session: Session) -> None:
-            number = self._known(session, run)[0]
+    def remove(self, run: str, *, at: int | None = None, delivered: int | None = None) -> bool:
+        def write(session: Session) -> bool:
+            number, _, seq, *_ = self._known(session, run)
+            if at not in (None, seq) or delivered not in (None, session.rows(self._q.last_message, number)[0][0]):
+                return False
             if session.rows(self._q.has_fork, run):
                 raise StoreError(f"{run}: a fork depends on it; remove the fork first")
             session.run(self._q.drop_events, number, -1)
             q = self._q
             for each in (q.drop_tags, q.drop_uses, q.drop_snapshots, q.drop_messages, q.drop_outbox, q.write_tombstone):
                 session.run(each, number)
+            return True
 
-        def was_committed(session: Session, _: None) -> bool:
+        def was_committed(session: Session, _: bool) -> bool:
             return not session.rows(self._q.number, run)
 
-        self._server.transact(write, was_committed)
+        return self._server.transact(write, was_committed)
 
     def purge(self) -> bool:
         return True

@@ -489,15 +489,18 @@ class RedisStore:
         found = self._command("LRANGE", self._key("aside", run), 0, -1)
         return [row_of(unpacked(text[8:])) for text in found]
 
-    def remove(self, run: str) -> None:
-        def write(tries: int) -> None:
-            what, *rest = self._server.once("remove", {"run": run, "kinds": _RUN_KEYS})
+    def remove(self, run: str, *, at: int | None = None, delivered: int | None = None) -> bool:
+        args = {"run": run, "kinds": _RUN_KEYS, "at": at, "delivered": delivered}
+
+        def write(tries: int) -> bool:
+            what, *rest = self._server.once("remove", args)
             if what == b"fork":
                 raise StoreError(f"{run}: {rest[0].decode()} is a fork of it; remove that run first")
             if what == b"unknown" and not tries:
                 raise RunUnknown(run)
+            return bool(what != b"changed")
 
-        self._server.run(write)
+        return self._server.run(write)
 
     def purge(self) -> bool:
         return True

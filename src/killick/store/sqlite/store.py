@@ -404,9 +404,13 @@ class SqliteStore(SqlReads):
             db.execute(Q.put_head, (*moved, records.row_check(*moved)))
             search_terms.forget(db, [number])
 
-    def remove(self, run: str) -> None:
+    def remove(self, run: str, *, at: int | None = None, delivered: int | None = None) -> bool:
         with self._file.writing() as db:
             found = require_head(db, run)
+            if at not in (None, found[2]):
+                return False
+            if delivered not in (None, db.execute(Q.last_message, found[:1]).fetchone()[0]):
+                return False
             if db.execute(Q.has_fork, (run,)).fetchone():
                 raise StoreError(f"{run}: a fork depends on it; remove the fork first")
             number = found[0]
@@ -416,6 +420,7 @@ class SqliteStore(SqlReads):
             for drop in (*drops, Q.drop_slots, Q.drop_outbox):
                 db.execute(drop, (number,))
             write_lease(db, (*found[:7], None, None, 1))
+            return True
 
     def purge(self) -> bool:
         return self._file.truncate_wal()
