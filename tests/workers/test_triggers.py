@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import killick
+from families import fork_of
 from killick.definitions.agents import AGENTS
 from killick.definitions.schedules import Cron, in_us, moment, stamp
 from killick.errors import (
@@ -409,6 +410,18 @@ def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World)
     assert isinstance(taken, e.MessageTaken)
     assert isinstance(fired, system_events.TriggerFired)
     assert (taken.id, fired.by) == ("o1", "shop")
+
+
+def test_a_run_of_somebody_else_with_the_id_of_a_firing_takes_nothing_from_it(world: World) -> None:
+    killick.triggers.on_event("order.created", fulfil)
+    firing.ensure(world.kd.runtime.engine)
+    world.kd.run(report, "mine", id="fulfil@1")
+    fork_of(world.kd.runtime.log, e.RunForked(at=1, run="fulfil@1.2", parent="fulfil@1", cut=1, generation=1))
+    for number in (1, 2):
+        world.kd.triggers.publish("order.created", {"number": number})
+    attend(world.kd)
+    assert runs(world.kd, "fulfil") == ["fulfil@1.3", "fulfil@2"]
+    assert [input_of(world.kd, run)["number"] for run in runs(world.kd, "fulfil")] == [1, 2]
 
 
 def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
@@ -845,12 +858,12 @@ def test_who_fires_by_hand_is_told_what_is_wrong(world: World) -> None:
     assert runs(world.kd) == []
 
 
-def test_a_run_that_is_there_under_the_name_of_a_firing_is_that_firing(
+def test_a_run_of_the_trigger_with_the_id_of_a_firing_is_that_firing(
     world: World, clock: killick.clock.LeapingClock
 ) -> None:
     killick.triggers.cron("0 9 * * *", report, input="monday")
     attend(world.kd)
-    world.kd.start(report, "ahead", id="report@2026-11-16T09:00Z")
+    world.kd.start(report, "ahead", id="report@2026-11-16T09:00Z", tags=["trigger:report"])
     clock.advance(HOUR)
     attend(world.kd)
     assert runs(world.kd) == ["report@2026-11-16T09:00Z"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain, count
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -291,7 +292,7 @@ class _LeasedTrigger:
     async def _fire(self, cause: _Cause, *first: Entry) -> BaseException | None:
         now, name = self._now_us(), self.trigger.name
         number = cause.number or self.known.number + 1
-        run = cause.run or f"{name}@{number if cause.due is None else stamp(cause.due)}"
+        run = cause.run or self._own_id(f"{name}@{number if cause.due is None else stamp(cause.due)}")
         due, at = moment(cause.at, self.spec.tz), moment(now, self.spec.tz)
         body, value = cause.data.get("body"), cause.data.get("value")
         firing = Firing(trigger=name, number=number, due=due, at=at, run=run, body=body, value=value)
@@ -310,10 +311,19 @@ class _LeasedTrigger:
             await self._pass(cause, "input failed", *first, failure=describe(error))
             return error
         fired = system_events.TriggerFired(at=now, number=number, run=run, due=cause.due, next=cause.next, by=cause.by)
-        # A run with that id is this very firing, started earlier under the same name.
+        # A run of this trigger with that id is this very firing, started earlier under the same name.
         also = () if self.engine.store.head(run) is not None else (birth,)
         await self._append(cause, *first, Entry(fired, cause.data), also=also)
         return None
+
+    def _own_id(self, run: str) -> str:
+        """The id itself, or with a number if a run has it that this trigger did not start."""
+        ids = chain([run], (f"{run}.{number}" for number in count(2)))
+        return next(id_ for id_ in ids if self.engine.store.head(id_) is None or self._has_started(id_))
+
+    def _has_started(self, run: str) -> bool:
+        started: Any = self.engine.log.event(run, 1)  # of a fork, its parent's
+        return started.run == run and self.trigger.log in started.tags
 
     async def _new_run(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
         """The new run, to be committed with the firing."""
