@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import again
 import killick
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
@@ -45,6 +46,10 @@ with contextlib.suppress(ModuleNotFoundError):
             suppress_health_check=[HealthCheck.too_slow],
         )
     settings.load_profile("gate" if FIXED else "soak")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    again.register(config)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
