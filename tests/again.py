@@ -35,9 +35,15 @@ class Again:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._output = ""
+        self._is_broken = False
+
+    def pytest_internalerror(self) -> None:
+        self._is_broken = True
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._is_broken:  # of a worker: xdist forgets it if the other workers end well
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         if session.exitstatus != pytest.ExitCode.TESTS_FAILED or not isinstance(terminal, TerminalReporter):
             return
