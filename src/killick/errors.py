@@ -63,6 +63,15 @@ class KeyRefused(StoreUnavailable):
     """A master key is missing, wrong or unusable, or a data key was destroyed; nothing was read or written."""
 
 
+class StoreGone(StoreError):
+    """The store's file or its write-ahead log was deleted or replaced while this process had it open."""
+
+    def __init__(self, place: str) -> None:
+        reason = "the file or its write-ahead log was deleted or replaced while this process had it open"
+        super().__init__(f"{place}: {reason}; stop every process that uses it, restore it, and start them again")
+        self.place = place
+
+
 class StoreFormat(StoreError):
     """The store has a format that this build does not support."""
 

@@ -81,6 +81,14 @@ def keep_inherited(*objects: object) -> None:
     _inherited.extend(objects)
 
 
+def keep_forever(*objects: object) -> None:
+    """Keeps resources referenced, also when the interpreter ends, so that no destructor ever closes them."""
+    import ctypes
+
+    for each in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
 def end_child(error: BaseException | None) -> NoReturn:
     """Ends a forked child whose code came back to a thread of its parent: only the parent may record the outcome."""
     code = 0 if error is None else 1

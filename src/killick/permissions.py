@@ -12,7 +12,8 @@ import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Protocol
+from weakref import WeakSet
 
 from killick.errors import StoreUnavailable
 
@@ -55,6 +56,7 @@ def create_private(path: str | Path) -> IO[bytes]:
 
 def open_output(path: str | Path) -> IO[bytes]:
     """Opens a user's output file: created with 0600, or truncated with its mode kept. Follows symbolic links."""
+    refuse_database(path)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE), "wb")
 
 
@@ -66,9 +68,56 @@ def disk_is_full(path: Path) -> bool:
 
 
 def reserve(path: str | Path) -> None:
-    """Creates an empty 0600 file for a library that would use the umask; an existing one stays unchanged."""
-    with contextlib.suppress(OSError):  # the library reports a bad path
-        os.close(open_private(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL))
+    """Creates an empty 0600 file for SQLite, which would use the umask; an existing one stays unchanged."""
+    with contextlib.suppress(OSError):  # SQLite reports a bad path
+        try:
+            # Opens nothing: another thread may have the file open by SQLite the moment it exists.
+            os.mknod(path, stat.S_IFREG | FILE_MODE)
+        except PermissionError:  # a system on which only root makes nodes
+            os.close(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+
+
+# databases ----------------------------------------------------------------------------------------
+
+Inode = tuple[int, int]
+"""A device, and a file on it."""
+
+
+class OpenDatabase(Protocol):
+    """The files of a database that SQLite has open in this process."""
+
+    def inodes(self) -> Iterable[Inode]: ...
+
+
+_databases: Final[WeakSet[OpenDatabase]] = WeakSet()
+
+
+def inode_of(found: os.stat_result) -> Inode:
+    """Returns what identifies a file under every name."""
+    return found.st_dev, found.st_ino
+
+
+def register_database(database: OpenDatabase) -> None:
+    """Registers a database, weakly referenced, for as long as it is open."""
+    _databases.add(database)
+
+
+def open_databases() -> set[Inode]:
+    """Returns the files that only SQLite may open: closing another descriptor of one cancels SQLite's locks on it."""
+    return {inode for database in list(_databases) for inode in database.inodes()}
+
+
+def refuse_database(path: str | os.PathLike[str]) -> None:
+    """Raises StoreUnavailable for a file of a database that this process has open."""
+    with contextlib.suppress(OSError):
+        if inode_of(os.stat(path)) in open_databases():
+            raise StoreUnavailable(os.fspath(path), "is a file of an open store; name another file")
+
+
+def read_input(path: str | os.PathLike[str]) -> bytes:
+    """Reads a user's input file."""
+    refuse_database(path)
+    return Path(path).read_bytes()
 
 
 def make_folder(path: str | Path) -> None:

@@ -19,6 +19,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "killick.db"
 
 
+def holders(path: Path, *named: str) -> Holders:
+    """The locks of one process, over a store whose leases name these holders."""
+    return Holders(path, named=lambda: named)
+
+
 def before_first_lock(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
     """Do something just before the next lock is asked for, once."""
     real, pending = fcntl.flock, [do]
@@ -32,7 +37,7 @@ def before_first_lock(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object])
 
 
 def test_a_holder_lives_until_it_is_closed(path: Path) -> None:
-    ours, theirs = Holders(path), Holders(path)
+    ours, theirs = holders(path), holders(path)
     assert not theirs.lives("w1")
     ours.lock("w1")
     ours.lock("w1")
@@ -45,7 +50,7 @@ def test_a_holder_lives_until_it_is_closed(path: Path) -> None:
 
 def test_two_cannot_be_the_same_holder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "_NAPS_SECONDS", (0.0,))
-    ours, theirs = Holders(path), Holders(path)
+    ours, theirs = holders(path), holders(path)
     ours.lock("w1")
     with pytest.raises(StoreUnavailable, match="another process is holder 'w1'"):
         theirs.lock("w1")
@@ -57,7 +62,7 @@ def test_two_cannot_be_the_same_holder(path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_lock_on_a_file_that_was_just_cleared_away_is_not_taken_for_proof(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, theirs = Holders(path), Holders(path)
+    ours, theirs = holders(path), holders(path)
     ours._file("w1").touch()
     before_first_lock(monkeypatch, lambda: theirs.lives("w1"))
     ours.lock("w1")
@@ -66,7 +71,7 @@ def test_a_lock_on_a_file_that_was_just_cleared_away_is_not_taken_for_proof(
 
 
 def test_who_finds_a_dead_holder_does_not_clear_away_its_successor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs, third = Holders(path), Holders(path), Holders(path)
+    ours, theirs, third = holders(path), holders(path), holders(path)
     ours._file("w1").touch()
 
     def succeed() -> None:
@@ -80,7 +85,7 @@ def test_who_finds_a_dead_holder_does_not_clear_away_its_successor(path: Path, m
 
 
 def test_who_is_only_looked_at_can_still_become_a_holder(path: Path) -> None:
-    looking, stop = Holders(path), threading.Event()
+    looking, stop = holders(path), threading.Event()
 
     def look() -> None:
         while not stop.is_set():
@@ -91,9 +96,9 @@ def test_who_is_only_looked_at_can_still_become_a_holder(path: Path) -> None:
     failed: list[Any] = []
     try:
         for _ in range(200):
-            ours = Holders(path)
+            ours = holders(path)
             ours.lock("w1")
-            failed += [] if Holders(path).lives("w1") else ["dead"]
+            failed += [] if holders(path).lives("w1") else ["dead"]
             ours.close()
     finally:
         stop.set()
@@ -102,13 +107,13 @@ def test_who_is_only_looked_at_can_still_become_a_holder(path: Path) -> None:
 
 
 def test_files_of_holders_that_were_killed_are_removed_by_the_next_holder_and_no_others(path: Path) -> None:
-    living, dead = Holders(path), Holders(path)
+    living, dead = holders(path), holders(path)
     living.lock("w1")
     dead.lock("w2")
     for descriptor in dead._held.values():
         os.close(descriptor)  # as the system does when a process is killed
     assert len([*path.parent.iterdir()]) == 2
-    third = Holders(path)
+    third = holders(path)
     third.lock("w3")
     assert {each.name for each in path.parent.iterdir()} == {living._file("w1").name, third._file("w3").name}
     assert third.lives("w1")

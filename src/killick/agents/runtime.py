@@ -108,7 +108,8 @@ class Runtime(Forked):
         url: str | None = None,
     ) -> None:
         self.store = store
-        self.url = url
+        # A file by its real path: the URL may be relative, and code may change the folder.
+        self.url = store.place if url is not None and store.proves_life else url
         """The URL by which another process can open the same store; None if unknown or impossible."""
         self.clock = clock or SystemClock()
         self.ids = ids or RandomIds()

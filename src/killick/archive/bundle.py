@@ -25,7 +25,7 @@ from killick.errors import ArchiveRefused, ExportBroken, RunUnknown
 from killick.log.progress import Progress, silent
 from killick.model import events as e
 from killick.model import hashing
-from killick.permissions import create_private
+from killick.permissions import create_private, refuse_database
 from killick.store.memory import MemoryStore
 from killick.store.records import ENDED
 from killick.workspace.vault.packs import sync_folder
@@ -117,6 +117,7 @@ def verify(path: Place, *, progress: Progress = silent) -> Held:
 
 def is_archive(path: Place) -> bool:
     """Whether a file may be an archive, by its first bytes."""
+    refuse_database(path)
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return file.read(2) == b"\x1f\x8b"
     return False
@@ -130,6 +131,7 @@ def name_at(at_us: int) -> str:
 @contextlib.contextmanager
 def _lines(place: str) -> Generator[Iterator[bytes]]:
     try:
+        refuse_database(place)
         with gzip.open(place, "rb") as file:
             yield _bounded(place, BufferedReader(cast("Any", file), 1 << 20))
     except _UNREADABLE as error:

@@ -11,7 +11,6 @@ import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -28,6 +27,7 @@ from killick.model import event_codec, hashing
 from killick.model import events as e
 from killick.model.chunks import Blob, gathered
 from killick.model.cipher import is_encrypted
+from killick.permissions import read_input
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store, keys_of, opened, opened_piece, raw_store
 from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Message, Row
@@ -234,7 +234,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Export:
     """The content of a file, not verified yet."""
     place = "export" if isinstance(source, bytes) else os.fspath(source)
     try:
-        text = source if isinstance(source, bytes) else Path(source).read_bytes()
+        text = source if isinstance(source, bytes) else read_input(source)
     except OSError as error:
         raise ExportBroken(place, f"cannot be read ({error.strerror})") from None
     return Export(place, text)

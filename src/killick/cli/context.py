@@ -189,8 +189,8 @@ class Shell:
             return decrypting(open_store(self.url))
         try:
             return decrypting(open_store(self.url, create=create))
-        except StoreBroken:
-            if self._file is not None and self._file.is_file() and self._file.read_bytes()[:6] != b"SQLite":
+        except StoreBroken as broken:
+            if "not a database" in broken.reason:
                 raise CommandFailed(f"{self.url}: is a file, but no store; --store names another") from None
             raise
 

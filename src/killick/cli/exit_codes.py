@@ -45,7 +45,7 @@ _CODES: Final[dict[Exit, tuple[type[errors.KillickError], ...]]] = {
     Exit.WAITING: (errors.RunWaiting,),
     Exit.BUSY: (errors.RunBusy, errors.StoreBusy),
     Exit.BAD: (errors.RunFailed, errors.RunCancelled, errors.RunBroken, errors.StoreBroken, errors.StoreFull,
-               errors.StoreReadOnly, errors.SnapshotBroken),
+               errors.StoreGone, errors.StoreReadOnly, errors.SnapshotBroken),
 }  # fmt: skip
 """Every other error of Killick means a bad request."""
 

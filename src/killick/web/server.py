@@ -10,14 +10,14 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from killick.errors import AccessRefused
+from killick.errors import AccessRefused, StoreGone
 from killick.http_server import HttpServer, bind, stop_on_signals, url_of
 from killick.web.app import asgi
 from killick.web.auth.access import OwnerAccess, TokenAccess
@@ -186,9 +186,31 @@ async def serve(
         ready(url, access.link(url))
         asyncio.get_running_loop().run_in_executor(None, compile_templates)
 
-    with bound:
+    with bound, _stopping_without(client, server):
         async with at_work or contextlib.nullcontext():
             await server.run_on(bound, announce)
+
+
+@contextlib.contextmanager
+def _stopping_without(client: Client, server: HttpServer) -> Generator[None]:
+    """Stops a server whose store is a file that was deleted or replaced, and raises that at the end."""
+    store, loop, gone = client.runtime.store, asyncio.get_running_loop(), list[StoreGone]()
+
+    def look(run: str) -> None:
+        if not run and not gone and store.proves_life:
+            try:
+                store.outbox_end()
+            except StoreGone as error:
+                gone.append(error)
+                loop.call_soon_threadsafe(server.stop)
+
+    stop_watching = store.watch(look)
+    try:
+        yield
+    finally:
+        stop_watching()
+    if gone:
+        raise gone[0]
 
 
 def _lower_priority() -> None:

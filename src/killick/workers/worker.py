@@ -22,7 +22,7 @@ from killick.engine.executor import Executor
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome
 from killick.engine.steps.attempt import call_on
-from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
+from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError, StoreGone
 from killick.log.writer import RunLog
 from killick.logger import get_logger
 from killick.store.records import OUTBOX_CHANGED, OWN_AGENTS, Claimed, Head
@@ -144,6 +144,9 @@ class Worker:
                 if not self._draining:
                     await self._rest(calm=not found)
             await self._drained(executor)
+        except StoreGone:
+            self.stop()  # nothing that its runs do would be recorded
+            raise
         finally:
             self._stop_watching()
             executor.poll_seconds = usual
@@ -256,6 +259,8 @@ class Worker:
             claimed = await self._claim(self._known(), room) if room > 0 else []
             if not claimed and room <= 0:
                 await self._yield_slots(executor)
+        except StoreGone:
+            raise
         except Exception as error:
             # Any error in one poll, a bug included, must not prevent the next one. The first ones are logged, then ever
             # fewer: a full disk may stay full for hours.

@@ -21,6 +21,7 @@ import msgspec
 
 from killick.clock import Clock
 from killick.logger import get_logger
+from killick.permissions import Inode, inode_of, open_databases
 from killick.workspace import scan_cache, tree
 from killick.workspace.batch_reader import BatchReader, FileRequest, Found
 from killick.workspace.file_reader import CapturedFile, UnstableFile, closing, encoded, key_of, opened
@@ -85,6 +86,7 @@ class Scanner:
         self._hidden = _below(path, [*hidden, *stores])
         self._stores = frozenset(each.name for each in stores)
         """A store's companion files share its name as a prefix."""
+        self._databases: frozenset[Inode] = frozenset()
         self._top: Folder | None = None
         self._generation = -1
         self._watch: Watch | None = None
@@ -112,7 +114,7 @@ class Scanner:
         """Scans and stores the folder, and returns its root entry. `thorough`: scan everything, not only the kernel's
         reports. `force`: paths to include despite ignore rules. `quiet`: called once the files may change again. After
         an error, call `invalidate`."""
-        self.changed, self.left_out = 0, []
+        self.changed, self.left_out, self._databases = 0, [], frozenset(open_databases())
         self._force = frozenset(part for path in force for part in _upwards(path))
         self._check_generation(writing)
         reported = self._reported() if self._top is not None and not self._force and not self._was_forced else None
@@ -298,7 +300,8 @@ class Scanner:
             is_known = known is not None and known.key == key_of(status)
             if not is_known or rules_changed:
                 is_folder = stat.S_ISDIR(status.st_mode)
-                if name in hidden or name.startswith(own) or self._ignores(folder, path, name, is_folder=is_folder):
+                is_own = name in hidden or name.startswith(own) or inode_of(status) in self._databases
+                if is_own or self._ignores(folder, path, name, is_folder=is_folder):
                     found.ignored.add(name)
                     continue
                 if is_folder:

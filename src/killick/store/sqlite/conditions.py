@@ -20,6 +20,7 @@ from killick.errors import StoreError
 from killick.permissions import exposed
 from killick.store.records import STORE_FORMAT, Condition
 from killick.store.sqlite.file import SqliteFile
+from killick.store.sqlite.identity import mounts
 from killick.text import size_text
 
 WAL_BYTES_MAX: Final = 64_000_000
@@ -27,7 +28,6 @@ FREE_BYTES_MIN: Final = 200_000_000
 CHECKED_BYTES_MAX: Final = 200_000_000
 """A file up to this size is checked for damage; a larger one would take too long."""
 
-MOUNTS: Final = Path("/proc/self/mountinfo")
 _REMOTE: Final = frozenset({
     "9p", "afp", "afs", "beegfs", "ceph", "cifs", "coda", "drvfs", "fhgfs", "gfs2", "gpfs", "lustre", "ncpfs",
     "nfs", "nfs4", "ocfs2", "pvfs2", "smb", "smb2", "smb3", "smbfs", "vboxsf", "vmhgfs", "webdav",
@@ -48,8 +48,7 @@ def conditions(file: SqliteFile) -> list[Condition]:
 def _settings(file: SqliteFile) -> Iterator[Condition]:
     yield Condition("engine", f"SQLite {sqlite3.sqlite_version}")
     yield Condition("format", str(STORE_FORMAT))
-    with file.path.open("rb") as opened:  # a connection that cannot write does not know the mode
-        mode = "WAL" if opened.read(20)[18:] == b"\2\2" else "DELETE"
+    mode = file.journal_mode()
     wrong = None if mode == "WAL" else "commits are not safe; close every process that has it open, and check again"
     yield Condition("journal", mode, wrong)
     try:
@@ -107,26 +106,11 @@ def _room(path: Path) -> Iterator[Condition]:
     yield Condition("free", f"{size_text(free)} on its device", wrong if free < FREE_BYTES_MIN else None)
 
 
-def kind_of_file_system(path: Path, mounts: Path | None = None) -> str | None:
+def kind_of_file_system(path: Path, table: Path | None = None) -> str | None:
     """Returns the file system type of a file, as Linux names it; None if unknown."""
-    try:
-        lines = (mounts or MOUNTS).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
     real, best, kind = Path(os.path.realpath(path)), -1, None
-    for line in lines:
-        fields, dash, source = line.partition(" - ")
-        words = fields.split(" ")
-        if not dash or len(words) < 5:
-            continue
-        point = Path(_unescaped(words[4]))
+    for point, each in mounts(table):
         # Of two mounts on one path, the later one hides the other.
         if (real == point or point in real.parents) and len(point.parts) >= best:
-            best, kind = len(point.parts), source.split(" ")[0]
+            best, kind = len(point.parts), each
     return kind
-
-
-def _unescaped(text: str) -> str:
-    """Decodes the octal escapes in the mount table."""
-    first, *rest = text.split("\\")
-    return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
+import subprocess
 import threading
 import time
 from collections import deque
@@ -20,21 +20,19 @@ from typing import Final, NamedTuple
 
 from killick.errors import (
     KillickError,
-    StoreBroken,
     StoreBusy,
     StoreClosed,
     StoreFormat,
-    StoreFull,
-    StoreReadOnly,
     StoreUnavailable,
-    ValueRefused,
 )
-from killick.fork_safety import ForkedMutex, keep_inherited, register_for_forks
-from killick.permissions import disk_is_full, reserve
+from killick.fork_safety import ForkedMutex, keep_forever, keep_inherited, register_for_forks
+from killick.permissions import reserve
 from killick.store.records import STORE_FORMAT, Durability
 from killick.store.sql import migrations, queries, schema
+from killick.store.sqlite.commit_detector import CommitDetector
+from killick.store.sqlite.identity import FileIdentity
 from killick.store.sqlite.rows import Moved
-from killick.text import LONE_SURROGATE, printable
+from killick.store.sqlite.translation import translated
 
 APPLICATION_ID: Final = 0x6B656467
 """`kedg` in the file's header, which identifies a store."""
@@ -92,7 +90,8 @@ class SqliteFile(ForkedMutex):
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
             needed = ".".join(map(str, SQLITE_NEEDED))
             raise StoreUnavailable(str(path), f"SQLite {sqlite3.sqlite_version} is too old; Killick needs {needed}")
-        self.path = path
+        # A relative path or a symbolic link may name another file later.
+        self.path = path = Path(os.path.realpath(path))
         self.place = str(path)
         self._kind = kind or FileKind("sqlite", APPLICATION_ID, STORE_FORMAT, "a Killick store")
         self._durability = durability
@@ -113,14 +112,19 @@ class SqliteFile(ForkedMutex):
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
         self._copy: TemporaryDirectory[str] | None = None
-        self._source = self._read_only_source() if read_only or _is_read_only(path) else path.absolute().as_uri()
+        self.is_read_only = read_only or _is_read_only(path)
+        # Without `mode`, SQLite would create a file that was deleted meanwhile.
+        self._source = self._read_only_source() if self.is_read_only else f"{path.as_uri()}?mode=rw"
         # SQLite creates the WAL and the shared memory with this file's mode.
         reserve(path)
+        self._identity = FileIdentity(path, has_wal=not self.is_read_only)
+        self._identity.pin()
         with self.explained():
             self._writer = self._connect()
             self._cursor = self._writer.cursor()
             try:
                 self._retry_busy(partial(self._prepare, setup))
+                self._identity.pin_log()
             except BaseException:
                 self._writer.close()
                 raise
@@ -130,10 +134,13 @@ class SqliteFile(ForkedMutex):
         """Reads a file that no process writes in place, or as a private copy: SQLite cannot read its WAL there."""
         wal = Path(f"{self.path}-wal")
         if not wal.exists() or not wal.stat().st_size:
-            return f"{self.path.absolute().as_uri()}?immutable=1"
+            return f"{self.path.as_uri()}?immutable=1"
         self._copy = TemporaryDirectory(prefix="killick-")
-        for each in (self.path, wal):
-            shutil.copyfile(each, Path(self._copy.name, each.name))
+        # By another process: closing a descriptor here would cancel the locks of a connection to the same file.
+        copying = ("cp", "--", self.path, wal, self._copy.name)
+        if failed := subprocess.run(copying, capture_output=True, text=True, check=False).stderr:
+            self._copy.cleanup()
+            raise StoreUnavailable(self.place, f"cannot be copied to be read: {failed.splitlines()[0]}")
         return Path(self._copy.name, self.path.name).as_uri()
 
     # forks ------------------------------------------------------------------------------------
@@ -147,9 +154,7 @@ class SqliteFile(ForkedMutex):
         while self._lent and (naps := naps - 1) > 0:
             time.sleep(_LONGEST_NAP_SECONDS)
         if self._paused and not self._closed:
-            while self._readers:
-                self._readers.pop().close()
-            self._writer.close()
+            self._disconnect()
 
     def after_fork_in_parent(self) -> None:
         if self._paused:
@@ -169,13 +174,50 @@ class SqliteFile(ForkedMutex):
                 self._reopen()
 
     def _reopen(self) -> None:
-        """Reopens the writing connection after a fork."""
+        """Reopens the writing connection."""
         if not self._closed:
             with self.explained():
                 self._writer = self._connect()
                 self._cursor = self._writer.cursor()
                 self._tune(self._writer)
                 self._guarded = 0
+                self._format()  # SQLite opens the WAL when it reads
+                self._identity.pin_log()
+
+    def _disconnect(self) -> None:
+        """Closes every idle connection. Those of a file that is gone stay open: SQLite's last close would copy a
+        deleted WAL into the database, over the commits of others."""
+        with contextlib.suppress(KillickError):
+            self._identity.check()
+        connections = (self._writer, *self._readers)
+        self._readers.clear()
+        if self._identity.is_gone:
+            keep_forever(*connections)
+            return
+        for each in reversed(connections):
+            each.close()
+        self._identity.unpin_log()
+
+    def alone(self, write: Callable[[sqlite3.Cursor], None]) -> bool:
+        """Writes in a transaction, if no other connection to the file exists in any process. SQLite's locks prove it.
+        For a file that no other thread uses yet."""
+        with self._mutex, self.explained():
+            self._disconnect()
+            try:
+                with contextlib.closing(self._connect()) as db:
+                    db.execute("PRAGMA busy_timeout = 0")
+                    db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                    try:
+                        db.execute("BEGIN IMMEDIATE")
+                    except sqlite3.OperationalError as error:
+                        if error.sqlite_errorcode & 0xFF in _BUSY:
+                            return False
+                        raise
+                    write(db.cursor())
+                    db.execute("COMMIT")
+            finally:
+                self._reopen()
+        return True
 
     # transactions -----------------------------------------------------------------------------
 
@@ -207,6 +249,7 @@ class SqliteFile(ForkedMutex):
             yield connection
             with self.explained():
                 connection.execute("COMMIT")
+                self._identity.check()
         finally:
             # Roll back uncommitted work.
             self._transacting.discard(connection)
@@ -216,17 +259,28 @@ class SqliteFile(ForkedMutex):
         """Returns a detector for commits by other connections, in any process."""
         with self.explained():
             self._refuse_closed()
-            return CommitDetector(self._connect)
+            return CommitDetector(self._connect, self.check)
+
+    def check(self) -> None:
+        """Raises StoreGone if the file or its WAL was deleted or replaced."""
+        self._identity.check()
+
+    def journal_mode(self) -> str:
+        """Returns SQLite's journal mode. A file that is read without locks does not show it."""
+        if self._source.endswith("?immutable=1"):
+            return "unknown"
+        with self.reading() as db:
+            return str(db.execute("PRAGMA journal_mode").fetchone()[0]).upper()
 
     def close(self) -> None:
         """Closes every connection. The last process checkpoints the WAL into the file."""
         with self._mutex:
             self._closed = True
-            while self._readers:
-                self._readers.pop().close()
-            with contextlib.suppress(sqlite3.Error):
-                self._refuse_without_wal()  # clears a flag: the last close removes the WAL
-            self._writer.close()
+            if not self._identity.is_gone:
+                with contextlib.suppress(sqlite3.Error, KillickError):
+                    self._identity.check()
+                    self._refuse_without_wal()  # clears a flag: the last close removes the WAL
+            self._disconnect()
             if self._copy is not None:
                 self._copy.cleanup()
 
@@ -242,6 +296,7 @@ class SqliteFile(ForkedMutex):
         columns = moves[0].columns
         with self._mutex:
             try:
+                self._identity.look()
                 self._guarded -= 1
                 if self._guarded < 0:
                     self._guard()
@@ -250,6 +305,7 @@ class SqliteFile(ForkedMutex):
                     self._cursor.execute(sql, columns)
                 except sqlite3.OperationalError:
                     self._execute(sql, columns)
+                self._identity.check()
             except sqlite3.Error as error:
                 raise self.explain(error) from error
 
@@ -257,6 +313,7 @@ class SqliteFile(ForkedMutex):
         """Waits for the write lock, in this process and across processes, and begins."""
         self._mutex.acquire()
         try:
+            self._identity.look()
             self._guarded -= 1
             if self._guarded < 0:
                 self._guard()
@@ -280,6 +337,7 @@ class SqliteFile(ForkedMutex):
         try:
             if error is None:
                 self._cursor.execute("COMMIT")
+                self._identity.check()
         except BaseException as failed:
             error = failed
             raise self.explain(failed) from failed
@@ -331,6 +389,7 @@ class SqliteFile(ForkedMutex):
         """Copies the write-ahead log into the file and empties it; False while a reader blocks that."""
         for nap in _PURGE_NAPS_SECONDS:
             with self._mutex, contextlib.suppress(sqlite3.OperationalError):
+                self._identity.check()
                 if not self._cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     return True
             time.sleep(nap)
@@ -338,6 +397,7 @@ class SqliteFile(ForkedMutex):
 
     def borrow(self) -> sqlite3.Connection:
         """Returns a reading connection for one reader at a time."""
+        self._identity.look()
         thread = threading.get_ident()
         # Entered before the gate is looked at: a fork that begins now waits for this read.
         self._lent[place := object()] = thread
@@ -377,14 +437,16 @@ class SqliteFile(ForkedMutex):
             reason = "was in use when this process was forked; fork while no run is active, or spawn processes"
             raise StoreUnavailable(self.place, reason)
         # Autocommit, so that transactions are explicit; retries on the lock are our own.
-        return sqlite3.connect(
-            self._source,
-            uri=True,
-            isolation_level=None,
-            timeout=self._busy_seconds,
-            check_same_thread=False,
+        connection = sqlite3.connect(
+            self._source, uri=True, isolation_level=None, timeout=self._busy_seconds, check_same_thread=False,
             cached_statements=256,
-        )
+        )  # fmt: skip
+        try:
+            self._identity.check_file()  # it has opened what the path names now
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -477,29 +539,7 @@ class SqliteFile(ForkedMutex):
 
     def explain(self, error: BaseException) -> BaseException:
         """Translates an error; one that is not SQLite's is returned unchanged."""
-        if isinstance(error, UnicodeEncodeError):
-            return ValueRefused(printable(error.object), LONE_SURROGATE)
-        if isinstance(error, UnicodeDecodeError):
-            return StoreBroken(self.place, "has text that is not valid UTF-8")
-        if not isinstance(error, sqlite3.Error) or isinstance(error, sqlite3.IntegrityError):
-            return error
-        if isinstance(error, sqlite3.ProgrammingError):
-            return StoreClosed(self.place) if self._closed else error
-        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
-            case sqlite3.SQLITE_FULL:
-                return StoreFull(self.place)
-            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN if disk_is_full(self.path):
-                return StoreFull(self.place)
-            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
-                return StoreReadOnly(self.place)
-            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                return StoreBusy(self.place, self._busy_seconds)
-            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-                return StoreBroken(self.place, str(error))
-            case sqlite3.SQLITE_CANTOPEN:
-                return StoreUnavailable(self.place, "cannot be opened; check that its folder exists and can be written")
-            case _:
-                return StoreUnavailable(self.place, f"SQLite says: {error}")
+        return translated(error, self.path, is_closed=self._closed, busy_seconds=self._busy_seconds)
 
 
 class Writing:
@@ -540,41 +580,6 @@ class Reading:
             explained = self._file.explain(error)
             if explained is not error:
                 raise explained from error
-
-
-class CommitDetector(ForkedMutex):
-    """A connection that only detects commits by others."""
-
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
-        self._connect = connect
-        self._db: sqlite3.Connection | None = connect()
-        self._mutex = threading.Lock()
-        self._version = self._data_version()
-        register_for_forks(self)
-
-    def before_fork(self) -> None:
-        super().before_fork()
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-
-    def changed(self) -> bool:
-        before, self._version = self._version, self._data_version()
-        return before != self._version
-
-    def close(self) -> None:
-        with self._mutex:
-            if self._db is not None:
-                self._db.close()
-
-    def _data_version(self) -> int | None:
-        """Reads SQLite's data version. On a new connection it starts elsewhere, which counts as a change."""
-        try:
-            with self._mutex:
-                self._db = self._db or self._connect()
-                return _pragma(self._db, "data_version")
-        except (sqlite3.Error, KillickError):
-            return None
 
 
 def _is_read_only(path: Path) -> bool:

@@ -6,6 +6,7 @@ Owns the reads and writes of each transaction. Knows no event types.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -45,6 +46,8 @@ from killick.store.sqlite.rows import (
 )
 from killick.store.sqlite.transaction import SqliteTransaction, join, transaction
 from killick.store.sqlite.writes import RunsToNotify, Writes, bare, put_slots
+
+_ALONE_NAPS_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.04)
 
 
 class SqliteStore(SqlReads):
@@ -97,10 +100,15 @@ class SqliteStore(SqlReads):
             raise
         self.id: str = meta["id"].decode()
         self.secret_key: bytes = meta["secret_key"]
-        self._holders = Holders(self._file.path)
+        self._holders = Holders(self._file.path, named=self._holder_names)
         self._notifier = Notifier(self._file.path, detector=self._file.commit_detector)
         self._lane = 0  # of the run that this process claimed last
         self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
+        try:
+            self._end_unproven_leases()
+        except BaseException:
+            self._file.close()
+            raise
 
     def now_us(self) -> int:
         return lease_clock_us(self._clock)
@@ -249,6 +257,7 @@ class SqliteStore(SqlReads):
         room: Mapping[str, int] | None = None,
     ) -> list[records.Claimed]:
         query, room = self._due_query(now_us, agents, room or {}, self._lane), dict(room or {})
+        self._file.check()
         with self._file.reading() as db:
             if not due(db, query, min(limit, 1)):
                 return []
@@ -279,7 +288,7 @@ class SqliteStore(SqlReads):
     ) -> DueQuery:
         barred = frozenset(agent for agent, free in room.items() if free <= 0)
         names = None if agents is None else frozenset(agents)
-        return DueQuery(now_us, self.now_us(), cache(self._holders.lives), names, barred, lane)
+        return DueQuery(now_us, self.now_us(), cache(self.lives), names, barred, lane)
 
     def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         with self._file.writing() as db:
@@ -302,7 +311,41 @@ class SqliteStore(SqlReads):
             self._notifier.notify([run])
 
     def lives(self, holder: str) -> bool:
-        return self._holders.lives(holder)
+        proof = self._holders.lives(holder)
+        # Without a lock to test, a lease proves itself until its time.
+        return bool(self._unexpired(holder)) if proof is None else proof
+
+    def _holder_names(self) -> list[str]:
+        with self._file.reading() as db:
+            return [name for (name,) in db.execute(Q.holders)]
+
+    def _unexpired(self, holder: str, db: sqlite3.Cursor | None = None) -> list[HeadRow]:
+        """Returns the heads with an unexpired lease of a holder. None of a file that no process writes."""
+        if self._file.is_read_only:
+            return []
+        if db is None:
+            with self._file.reading() as db:
+                return self._unexpired(holder, db)
+        return db.execute(Q.held, (holder, self.now_us())).fetchall()
+
+    def _end_unproven_leases(self) -> None:
+        """Ends the leases of holders whose life no lock proves, if no other process has the file open: none lives.
+
+        A backup and a copy name such holders, which are processes on another file.
+        """
+
+        def end(db: sqlite3.Cursor) -> None:
+            for (holder,) in db.execute(Q.holders).fetchall():
+                for head in self._unexpired(holder, db) if self._holders.lives(holder) is None else ():
+                    write_lease(db, with_lease(head, holder, 0))
+
+        for nap in _ALONE_NAPS_SECONDS:
+            names = self._holder_names() if not self._file.is_read_only else []
+            if not any(self._holders.lives(name) is None and self._unexpired(name) for name in names):
+                return
+            if self._file.alone(end):
+                return
+            time.sleep(nap)  # another process may be doing the same
 
     def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
         with self._file.leasing() as db:

@@ -25,7 +25,7 @@ from killick.cli.progress import progress
 from killick.clock import timestamp
 from killick.errors import ProofBroken
 from killick.history.phrasing import counted
-from killick.permissions import create_private
+from killick.permissions import create_private, read_input, refuse_database
 
 KEY: Final = "KILLICK_SEAL_KEY"
 """The variable that names the private key."""
@@ -196,13 +196,14 @@ def _print_proved(shell: Shell, proved: Proved) -> None:
 def found_in(path: Path) -> bytes:
     """The content of a file, or one line that says why it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_input(path)
     except OSError as error:
         raise CommandFailed(f"{path}: cannot be read ({error.strerror}); name another file") from None
 
 
 def written(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
+    refuse_database(path)
     part = path.with_name(f"{path.name}.part")
     try:
         part.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
 from killick.log import Log, Report
 from killick.log.paging import heads
+from killick.permissions import read_input
 from killick.store import open_store
 from killick.store.memory import MemoryStore
 from killick.store.records import Problem
@@ -103,7 +104,7 @@ def verify_command(
 
 def _unproved(log: Log, archives: Sequence[Path]) -> list[Problem]:
     """Runs that were pruned, and whose archive was not given or is not the one on record."""
-    given = {sha256(path.read_bytes()).hexdigest() for path in archives if path.is_file()}
+    given = {sha256(read_input(path)).hexdigest() for path in archives if path.is_file()}
     what = "was pruned by {} into {}, which proves it no longer unless it is given: --archive FILE"
     return [
         Problem(run=run, seq=None, where="seals", what=what.format(pruned.by or "an unnamed user", pruned.file))
