@@ -56,6 +56,21 @@ IMPURE: Final = frozenset({
     "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib",
     "builtins.open", "builtins.input", "builtins.print",
 })  # fmt: skip
+OPENING: Final = re.compile(r"(^|\.)(open|fdopen|open_private|(read|write)_(bytes|text)|shutil\.(copy\w*|move))$")
+"""Calls that open a file; in the stores, as `os.open` or `path.open`."""
+
+OPENS_FILES: Final = {
+    "killick.store.liveness": "lock files",
+    "killick.store.notify": "named pipes",
+    "killick.store.sqlite.identity": "the mount table",
+    "killick.store.sql": "statements",
+    "killick.store.lua": "scripts",
+}
+"""The modules of the stores that open files, and which."""
+
+STORE_FILE: Final = re.compile(r"(^|\.)(store|raw|_file)\.(place|path)$")
+"""Expressions for the path of a store's file."""
+
 CLOCK_READS: Final = frozenset({
     "datetime.date.today", "datetime.datetime.now", "datetime.datetime.today", "datetime.datetime.utcnow",
 })  # fmt: skip
@@ -155,6 +170,26 @@ def clock_reads(house: House) -> list[str]:
         for line, name in sorted(set(references(module)))
         if name in CLOCK_READS or (name.startswith("time.") and name != "time.sleep")
     ]
+
+
+def database_openings(house: House) -> list[str]:
+    """Closing a descriptor of a database cancels the locks that SQLite has on it in this process."""
+    reason = "may open a database, and cancel SQLite's locks on it; ask SQLite, or name the module in OPENS_FILES"
+    broken = []
+    for module in house.src:
+        for node in nodes(module):
+            if not isinstance(node, ast.Call):
+                continue
+            name = dotted(node.func) or (node.func.attr if isinstance(node.func, ast.Attribute) else "")
+            is_connect = name == "sqlite3.connect" and module.name != "killick.store.sqlite.file"
+            is_opening = OPENING.search(name) is not None and "sqlite3" not in name
+            parts = (dotted(each) for each in walk(node) if isinstance(each, ast.Attribute))
+            if is_connect or (
+                is_opening
+                and ((module.part == "store" and module.name not in OPENS_FILES) or any(map(STORE_FILE.search, parts)))
+            ):
+                broken.append(f"{module.path}:{node.lineno}: {name} {reason}")
+    return broken
 
 
 def unready_types(house: House) -> list[str]:
@@ -422,6 +457,10 @@ def test_only_clock_py_reads_a_clock(house: House) -> None:
     holds(clock_reads(house))
 
 
+def test_only_sqlite_opens_a_database(house: House) -> None:
+    holds(database_openings(house))
+
+
 def test_a_type_that_is_first_read_by_in_a_call_is_made_ready(house: House) -> None:
     holds(unready_types(house))
 
@@ -546,6 +585,10 @@ BROKEN: Final[list[tuple[Rule, str, str, int]]] = [
     (clock_reads, "src/killick/store/a.py", "from time import perf_counter", 1),
     (clock_reads, "src/killick/model/a.py", "from datetime import UTC, datetime\nx = datetime.now(UTC)", 2),
     (clock_reads, "src/killick/model/a.py", "import datetime as dt\nx = dt.date.today", 2),
+    (database_openings, "src/killick/store/a.py", "def f(p):\n    with p.open('rb') as file: return file", 2),
+    (database_openings, "src/killick/store/a.py", "import shutil\nshutil.copyfile('a', 'b')", 2),
+    (database_openings, "src/killick/history/a.py", "def f(store):\n    return open(store.place, 'rb')", 2),
+    (database_openings, "src/killick/history/a.py", "import sqlite3\nsqlite3.connect('a')", 2),
     (unready_types, "src/killick/store/a.py", "import msgspec\ndef f(x):\n    msgspec.convert(x, Row)", 3),
     (unready_types, "src/killick/store/a.py", "import msgspec as m\nf = lambda x: m.json.decode(x, type=list[Row])", 2),
     (unready_types, "src/killick/store/a.py", "from msgspec import json\ndef f():\n    json.Decoder(Row | None)", 3),

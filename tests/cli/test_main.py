@@ -434,7 +434,7 @@ def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("ps", 178), ("inbox", 175), ("show claim_17", 181), ("find calls pay", 163), ("store doctor", 198),
+        ("ps", 178), ("inbox", 177), ("show claim_17", 184), ("find calls pay", 167), ("store doctor", 199),
         ("time diff claim_17 3", 260), ("store verify", 257), ("edit note claim_17 x", 330),
     ],
 )  # fmt: skip

@@ -299,7 +299,7 @@ def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path, path: str,
 def test_a_network_file_system_under_a_sqlite_store_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 0:26 / {tmp_path} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr("killick.store.sqlite.conditions.MOUNTS", mounts)
+    monkeypatch.setattr("killick.store.sqlite.identity.MOUNTS", mounts)
     said = conditions(tmp_path / "killick.db")["file system"]
     assert said.value == "nfs4"
     assert str(said.wrong).endswith("move the file to a local disk")

@@ -1,4 +1,4 @@
-"""Locks that prove life: who looks whether a holder lives never makes one that does look dead."""
+"""Locks that prove life: a held one that its holder lives, a free one that it is dead, a missing file neither."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from killick.errors import StoreUnavailable
+from killick.errors import StoreGone, StoreUnavailable
 from killick.store import liveness
 from killick.store.liveness import Holders
 
@@ -24,6 +24,15 @@ def holders(path: Path, *named: str) -> Holders:
     return Holders(path, named=lambda: named)
 
 
+def killed(path: Path, holder: str) -> None:
+    """A process that took its lock and was killed: the system closes its descriptors."""
+    dead = holders(path, holder, "named")
+    dead.lock(holder)
+    for descriptor in dead._held.values():
+        os.close(descriptor)
+    dead._held.clear()
+
+
 def before_first_lock(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
     """Do something just before the next lock is asked for, once."""
     real, pending = fcntl.flock, [do]
@@ -36,15 +45,21 @@ def before_first_lock(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object])
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-def test_a_holder_lives_until_it_is_closed(path: Path) -> None:
-    ours, theirs = holders(path), holders(path)
-    assert not theirs.lives("w1")
+def test_a_held_lock_proves_life_a_free_one_death_and_a_missing_file_neither(path: Path) -> None:
+    ours, theirs = holders(path, "w1"), holders(path)
+    assert theirs.lives("w1") is None
     ours.lock("w1")
     ours.lock("w1")
     assert ours.lives("w1")
     assert theirs.lives("w1")
     ours.close()
-    assert not theirs.lives("w1")
+    assert theirs.lives("w1") is False
+
+
+def test_a_holder_that_no_lease_names_removes_its_file_at_the_end(path: Path) -> None:
+    ours = holders(path)
+    ours.lock("w1")
+    ours.close()
     assert os.listdir(path.parent) == []
 
 
@@ -59,23 +74,23 @@ def test_two_cannot_be_the_same_holder(path: Path, monkeypatch: pytest.MonkeyPat
     theirs.close()
 
 
-def test_a_lock_on_a_file_that_was_just_cleared_away_is_not_taken_for_proof(
+def test_a_lock_on_a_file_that_was_just_removed_is_not_taken_for_proof(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = holders(path), holders(path)
-    ours._file("w1").touch()
-    before_first_lock(monkeypatch, lambda: theirs.lives("w1"))
+    killed(path, "w1")
+    before_first_lock(monkeypatch, ours._file("w1").unlink)
     ours.lock("w1")
     assert theirs.lives("w1")
     ours.close()
 
 
-def test_who_finds_a_dead_holder_does_not_clear_away_its_successor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_of_a_dead_holder_does_not_find_its_successor_dead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs, third = holders(path), holders(path), holders(path)
-    ours._file("w1").touch()
+    killed(path, "w1")
 
     def succeed() -> None:
-        assert not third.lives("w1")
+        ours._file("w1").unlink()
         ours.lock("w1")
 
     before_first_lock(monkeypatch, succeed)
@@ -84,7 +99,7 @@ def test_who_finds_a_dead_holder_does_not_clear_away_its_successor(path: Path, m
     ours.close()
 
 
-def test_who_is_only_looked_at_can_still_become_a_holder(path: Path) -> None:
+def test_a_holder_that_is_only_tested_can_still_take_its_lock(path: Path) -> None:
     looking, stop = holders(path), threading.Event()
 
     def look() -> None:
@@ -106,18 +121,35 @@ def test_who_is_only_looked_at_can_still_become_a_holder(path: Path) -> None:
     assert failed == []
 
 
-def test_files_of_holders_that_were_killed_are_removed_by_the_next_holder_and_no_others(path: Path) -> None:
-    living, dead = holders(path), holders(path)
-    living.lock("w1")
-    dead.lock("w2")
-    for descriptor in dead._held.values():
-        os.close(descriptor)  # as the system does when a process is killed
-    assert len([*path.parent.iterdir()]) == 2
-    third = holders(path)
-    third.lock("w3")
-    assert {each.name for each in path.parent.iterdir()} == {living._file("w1").name, third._file("w3").name}
-    assert third.lives("w1")
-    dead._held.clear()
+def test_a_deleted_file_of_a_living_holder_is_created_again_with_its_next_lease(path: Path) -> None:
+    ours, theirs = holders(path), holders(path)
+    ours.lock("w1")
+    ours._file("w1").unlink()
+    assert theirs.lives("w1") is None
+    ours.lock("w1")
+    assert theirs.lives("w1")
+    ours.close()
+
+
+def test_the_next_holder_removes_the_files_of_dead_ones_that_no_lease_names(path: Path) -> None:
+    living, third = holders(path, "named"), holders(path, "named")
+    living.lock("living")
+    killed(path, "named")
+    killed(path, "unnamed")
+    third.lock("third")
+    left = {living._file(each).name for each in ("living", "named", "third")}
+    assert {each.name for each in path.parent.iterdir()} == left
+    assert third.lives("named") is False
     living.close()
     third.close()
-    assert [*path.parent.iterdir()] == []
+    assert [each.name for each in path.parent.iterdir()] == [third._file("named").name]
+
+
+def test_a_store_that_cannot_be_read_loses_no_proof(path: Path) -> None:
+    def fail() -> list[str]:
+        raise StoreGone(str(path))
+
+    ours = Holders(path, named=fail)
+    ours.lock("w1")
+    ours.close()
+    assert holders(path).lives("w1") is False

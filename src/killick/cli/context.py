@@ -27,7 +27,7 @@ from killick.errors import AgentUnknown, RunUnknown, StoreBroken
 from killick.ids import RandomIds
 from killick.log.log import Log
 from killick.model.retry import seconds
-from killick.permissions import open_output
+from killick.permissions import open_output, read_input
 from killick.presenting.encoder import document
 from killick.sanitizer import visible
 from killick.store import open_store
@@ -133,6 +133,11 @@ class Shell:
         return self.app
 
     @property
+    def place(self) -> str:
+        """Where the open store is: a file as it was named, a server without a password."""
+        return str(self._file or self.store.place)
+
+    @property
     def store(self) -> Store:
         """The store, which must exist: a command that reads creates none."""
         if self._store is None:
@@ -189,8 +194,8 @@ class Shell:
             return decrypting(open_store(self.url))
         try:
             return decrypting(open_store(self.url, create=create))
-        except StoreBroken as broken:
-            if "not a database" in broken.reason:
+        except StoreBroken:
+            if self._file is not None and self._file.is_file() and read_input(self._file)[:6] != b"SQLite":
                 raise CommandFailed(f"{self.url}: is a file, but no store; --store names another") from None
             raise
 
@@ -331,7 +336,7 @@ class Shell:
     def refuse_run(self, run: str) -> NoReturn:
         """Say that there is no such run, and which one may have been meant."""
         hint = nearest(run, (row.run for row in self.store.runs(RunQuery(), limit=1_000)), "`killick ps` lists them")
-        raise CommandFailed(f"{run}: no such run in {self.store.place}; {hint}") from RunUnknown(run)
+        raise CommandFailed(f"{run}: no such run in {self.place}; {hint}") from RunUnknown(run)
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask at the terminal whether to proceed, unless --yes says so. Ends the command if not."""

@@ -145,7 +145,7 @@ class Listing:
         counts, query = self.counts(), self.query
         if not counts and query == RunQuery(status=query.status):
             hint = "`killick run app.py:agent` starts one, `killick demo` shows one"
-            return Text(f"{self.shell.store.place}: no runs yet; {hint}", style="dim")
+            return Text(f"{self.shell.place}: no runs yet; {hint}", style="dim")
         existing = ", ".join(f"{counts[name]} {style.status(name)}" for name in STATUSES if counts[name])
         if not existing and query.agent is not None:
             existing = f"runs of {', '.join(self.shell.store.agents())}"

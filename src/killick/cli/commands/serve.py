@@ -72,8 +72,8 @@ def _secret(text: str) -> tuple[str, str]:
 
 def _ready(shell: Shell, url: str, link: str | None, *, alone: bool, named: Iterable[str]) -> None:
     hooks = {name: f"{url}api/v1/hooks/{quote(name)}" for name in named}
-    shell.emit_line({"what": "serving", "url": url, "store": shell.store.place, "link": link, "webhooks": hooks})
-    shell.print(f"serving {shell.store.place} at {url}")
+    shell.emit_line({"what": "serving", "url": url, "store": shell.place, "link": link, "webhooks": hooks})
+    shell.print(f"serving {shell.place} at {url}")
     for name, place in hooks.items():
         shell.print(f"webhooks of {name} at {place}")
     if link is not None:

@@ -28,7 +28,7 @@ def _found(shell: Shell, name: str) -> TriggerInfo:
     found = triggers.named(shell.client, name)
     if found is None:
         hint = nearest(name, (each.name for each in shell.client.triggers.list()), "`killick trigger` lists them")
-        raise CommandFailed(f"{name}: no such trigger in {shell.store.place}; {hint}")
+        raise CommandFailed(f"{name}: no such trigger in {shell.place}; {hint}")
     return found
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import subprocess
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -25,7 +25,7 @@ from killick.errors import (
     StoreFormat,
     StoreUnavailable,
 )
-from killick.fork_safety import ForkedMutex, keep_forever, keep_inherited, register_for_forks
+from killick.fork_safety import ForkedMutex, keep_inherited, register_for_forks
 from killick.permissions import reserve
 from killick.store.records import STORE_FORMAT, Durability
 from killick.store.sql import migrations, queries, schema
@@ -120,21 +120,25 @@ class SqliteFile(ForkedMutex):
         self._identity = FileIdentity(path, has_wal=not self.is_read_only)
         self._identity.pin()
         with self.explained():
-            self._writer = self._connect()
+            self._writer = self._identity.connection = self._connect()
             self._cursor = self._writer.cursor()
             try:
                 self._retry_busy(partial(self._prepare, setup))
                 self._identity.pin_log()
             except BaseException:
                 self._writer.close()
+                self._identity.unpin_log()
                 raise
         register_for_forks(self)
+        weakref.finalize(self, self._identity.leave)
 
     def _read_only_source(self) -> str:
         """Reads a file that no process writes in place, or as a private copy: SQLite cannot read its WAL there."""
         wal = Path(f"{self.path}-wal")
         if not wal.exists() or not wal.stat().st_size:
             return f"{self.path.as_uri()}?immutable=1"
+        import subprocess
+
         self._copy = TemporaryDirectory(prefix="killick-")
         # By another process: closing a descriptor here would cancel the locks of a connection to the same file.
         copying = ("cp", "--", self.path, wal, self._copy.name)
@@ -177,7 +181,7 @@ class SqliteFile(ForkedMutex):
         """Reopens the writing connection."""
         if not self._closed:
             with self.explained():
-                self._writer = self._connect()
+                self._writer = self._identity.connection = self._connect()
                 self._cursor = self._writer.cursor()
                 self._tune(self._writer)
                 self._guarded = 0
@@ -185,18 +189,13 @@ class SqliteFile(ForkedMutex):
                 self._identity.pin_log()
 
     def _disconnect(self) -> None:
-        """Closes every idle connection. Those of a file that is gone stay open: SQLite's last close would copy a
-        deleted WAL into the database, over the commits of others."""
-        with contextlib.suppress(KillickError):
-            self._identity.check()
-        connections = (self._writer, *self._readers)
-        self._readers.clear()
-        if self._identity.is_gone:
-            keep_forever(*connections)
-            return
-        for each in reversed(connections):
-            each.close()
-        self._identity.unpin_log()
+        """Closes every idle connection, the writer last."""
+        self._identity.leave()
+        while self._readers:
+            self._readers.pop().close()
+        if not self._identity.is_gone:
+            self._writer.close()
+            self._identity.unpin_log()
 
     def alone(self, write: Callable[[sqlite3.Cursor], None]) -> bool:
         """Writes in a transaction, if no other connection to the file exists in any process. SQLite's locks prove it.
@@ -436,13 +435,14 @@ class SqliteFile(ForkedMutex):
         if self._inherited:
             reason = "was in use when this process was forked; fork while no run is active, or spawn processes"
             raise StoreUnavailable(self.place, reason)
+        self._identity.check_file()
         # Autocommit, so that transactions are explicit; retries on the lock are our own.
         connection = sqlite3.connect(
             self._source, uri=True, isolation_level=None, timeout=self._busy_seconds, check_same_thread=False,
             cached_statements=256,
         )  # fmt: skip
         try:
-            self._identity.check_file()  # it has opened what the path names now
+            self._identity.check_file()  # SQLite may have opened another one
         except BaseException:
             connection.close()
             raise

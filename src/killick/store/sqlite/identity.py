@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from killick.clock import SystemClock
-from killick.errors import StoreGone, StoreUnavailable
+from killick.errors import StoreError, StoreGone, StoreUnavailable
+from killick.fork_safety import keep_forever
 from killick.logger import get_logger
 from killick.permissions import Inode, inode_of, register_database
 
@@ -32,6 +34,8 @@ class FileIdentity:
 
     def __init__(self, path: Path, *, has_wal: bool) -> None:
         self.is_gone = False
+        self.connection: object = None
+        """Open while any other one is."""
         self._paths = (str(path), f"{path}-wal", f"{path}-shm")
         self._place, self._wal, _ = self._paths
         self._has_wal = has_wal
@@ -44,6 +48,8 @@ class FileIdentity:
         """Takes the database for the one to keep to, before its first connection."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # SQLite reports a bad path
             found = os.stat(self._place)
+            if not stat.S_ISREG(found.st_mode):
+                return  # SQLite refuses it
             if self._has_wal and found.st_nlink > 1:
                 reason = f"has {found.st_nlink} hard links, each with a write-ahead log of its own"
                 raise StoreUnavailable(self._place, f"{reason}; delete the other names, or open a copy of it")
@@ -61,11 +67,11 @@ class FileIdentity:
 
     def unpin_log(self) -> None:
         """Every connection of this process is closed: another process may close the last one."""
-        self._log = None
+        self._log = self.connection = None
 
     def inodes(self) -> Iterator[Inode]:
         """Yields the files that SQLite has open, or may have."""
-        for path in self._paths:
+        for path in self._paths if self.connection is not None else ():
             with contextlib.suppress(OSError):
                 yield inode_of(os.stat(path))
 
@@ -83,10 +89,18 @@ class FileIdentity:
 
     def check_file(self) -> None:
         """As `check`, for the database alone."""
-        if self.is_gone or self._has_other(self._place, self._file):
+        if self.is_gone or (self._file is not None and self._has_other(self._place, self._file)):
             self._refuse()
 
-    def _has_other(self, path: str, known: Inode | None) -> bool:
+    def leave(self) -> None:
+        """Called at the end of a process that did not close the file. If that is gone, a connection stays open: the
+        last close would copy a deleted log into the database, over the commits of others."""
+        with contextlib.suppress(StoreError):
+            self.check()
+        if self.is_gone:
+            keep_forever(self.connection)
+
+    def _has_other(self, path: str, known: Inode) -> bool:
         try:
             found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):

@@ -328,6 +328,10 @@ class SqliteStore(SqlReads):
                 return self._unexpired(holder, db)
         return db.execute(Q.held, (holder, self.now_us())).fetchall()
 
+    def _unproven(self) -> list[str]:
+        """Returns the holders of unexpired leases whose life no lock proves."""
+        return [name for name in self._holder_names() if self._holders.lives(name) is None and self._unexpired(name)]
+
     def _end_unproven_leases(self) -> None:
         """Ends the leases of holders whose life no lock proves, if no other process has the file open: none lives.
 
@@ -340,10 +344,7 @@ class SqliteStore(SqlReads):
                     write_lease(db, with_lease(head, holder, 0))
 
         for nap in _ALONE_NAPS_SECONDS:
-            names = self._holder_names() if not self._file.is_read_only else []
-            if not any(self._holders.lives(name) is None and self._unexpired(name) for name in names):
-                return
-            if self._file.alone(end):
+            if not self._unproven() or self._file.alone(end):
                 return
             time.sleep(nap)  # another process may be doing the same
 
@@ -485,4 +486,9 @@ class SqliteStore(SqlReads):
         return found
 
     def conditions(self) -> list[records.Condition]:
-        return conditions(self._file)
+        found = conditions(self._file)
+        if unproven := self._unproven():
+            value = f"{', '.join(unproven)} without a lock file"
+            wrong = "it is unknown whether they live; end every process that has the store open, and open it again"
+            found.append(records.Condition("holders", value, wrong))
+        return found

@@ -85,7 +85,7 @@ def _draw(shell: Shell, found: Diagnosis) -> None:
     def row(name: str, body: str | Text) -> None:
         shell.row(Text.assemble(good, (f"{name:<{wide}}", "dim")), body)
 
-    shell.print(Text.assemble((found.store, "bold"), (f"  {found.id}", "dim")))
+    shell.print(Text.assemble((shell.place, "bold"), (f"  {found.id}", "dim")))
     row("versions", f"Killick {found.killick}, Python {found.python}")
     for each in found.conditions:
         if each.wrong is None:
