@@ -39,14 +39,6 @@ class ValueErased(KillickError):
         self.digest = digest
 
 
-class ValueBroken(KillickError):
-    """A value is missing, or its bytes do not match its hash."""
-
-    def __init__(self, digest: bytes, reason: str) -> None:
-        super().__init__(f"value {digest.hex()[:12]}: {reason}; run `killick store verify` to locate the damage")
-        self.digest, self.reason = digest, reason
-
-
 class StoreError(KillickError):
     """A store operation failed; nothing was written."""
 
@@ -124,6 +116,14 @@ class LogError(KillickError):
     """A log refused an operation; nothing was written."""
 
 
+class ValueBroken(LogError):
+    """A value is missing, or its bytes do not match its hash. Code never gets it."""
+
+    def __init__(self, digest: bytes, reason: str) -> None:
+        super().__init__(f"value {digest.hex()[:12]}: {reason}; run `killick store verify` to locate the damage")
+        self.digest, self.reason = digest, reason
+
+
 class RunUnknown(LogError):
     """The store has no run with that id."""
 
@@ -160,7 +160,10 @@ class RunBroken(LogError):
     """The run's log is damaged. The run is quarantined; other runs are unaffected."""
 
     def __init__(self, run: str, *, seq: int, reason: str) -> None:
-        super().__init__(f"{run}: broken at event {seq} ({reason}); run `killick store repair {run}`")
+        super().__init__(
+            f"{run}: broken at event {seq} ({reason}), and quarantined; run `killick store verify`, then restore a "
+            f"backup or run `killick store repair {run}`"
+        )
         self.run, self.seq, self.reason = run, seq, reason
 
 

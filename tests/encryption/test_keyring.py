@@ -20,6 +20,7 @@ from killick.errors import KeyRefused, RunWaiting
 from killick.log import Log
 from killick.model import events as e
 from killick.store import SqliteStore, Store
+from killick.store.protocol import raw_store
 from killick.store.records import Head
 from killick.triggers import TRIGGERS, on_event
 from killick.web.app import asgi
@@ -270,7 +271,7 @@ def test_an_open_run_whose_key_is_destroyed_is_quarantined_and_records_nothing_m
     with killick.open(str(tmp_path / "killick.db"), keys=KEY) as kd:
         kd.start(clerk, "ada", id="r", subject="user-17")
         with pytest.MonkeyPatch.context() as patch:  # as if the run were started while its subject is erased
-            patch.setattr(type(kd.runtime.store.raw), "runs", lambda *_, **__: [])  # type: ignore[attr-defined]
+            patch.setattr(type(raw_store(kd.runtime.store)), "runs", lambda *_, **__: [])  # type: ignore[attr-defined]
             kd.store.erase("user-17")
         before = kd.runtime.log.head("r").seq
         with pytest.raises(killick.errors.RunBroken, match="the key of its data subject was destroyed"):

@@ -31,6 +31,7 @@ from killick.engine.steps.attempt import ToolInterceptor
 from killick.errors import KillickError
 from killick.fork_safety import Forked, keep_inherited, register_for_forks
 from killick.ids import Ids, RandomIds
+from killick.log.checked import checked
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.events import Build
@@ -107,7 +108,7 @@ class Runtime(Forked):
         tracer: Tracer | None = None,
         url: str | None = None,
     ) -> None:
-        self.store = store
+        self.store = store = checked(store)
         # A file by its real path: the URL may be relative, and code may change the folder.
         self.url = store.place if url is not None and store.proves_life else url
         """The URL by which another process can open the same store; None if unknown or impossible."""

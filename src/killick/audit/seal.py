@@ -26,7 +26,7 @@ from killick.model import event_codec, hashing, system_events
 from killick.model import events as e
 from killick.model.chunks import unpack
 from killick.model.merkle import Frontier
-from killick.store.protocol import Store
+from killick.store.protocol import Store, raw_store
 from killick.store.records import OWN_AGENTS, Head, Message, Row
 from killick.type_init import ready
 
@@ -188,11 +188,11 @@ def leaves(store: Store, head: Head, *, after: int = 0, before: bytes | None = N
             raise LogMismatch(head.base, f"its parent {parent} is missing")
         return found
 
-    parts = segments(head, after, head_of)
+    raw, parts = raw_store(store), segments(head, after, head_of)  # the chain is computed here
     hash_ = hashing.genesis(store.id, parts[0][0]) if before is None else before
     seq, start = after, after
     for run, begin, end in parts:
-        for row in (row for rows in pages(store, run, after=begin, up_to=end, data=False) for row in rows):
+        for row in (row for rows in pages(raw, run, after=begin, up_to=end, data=False) for row in rows):
             if row.body.startswith(_REPAIRED):
                 repaired = _repair(row)
                 if repaired.first <= start and start:

@@ -63,7 +63,8 @@ class _Check:
     """One pass over the seals, then one over the sealed runs."""
 
     def __init__(self, log: Log, report: Report) -> None:
-        self._log, self._store, self._report = log, log.store, report
+        self._log, self._report = log.unchecked(), report
+        self._store = self._log.store
         self._lines: list[str] = []
         self._hashed: list[bytes] = []
         self._wanted: defaultdict[str, dict[str, None]] = defaultdict(dict)

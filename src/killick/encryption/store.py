@@ -15,6 +15,7 @@ from killick.clock import Clock, SystemClock
 from killick.encryption.keyring import Keyring
 from killick.encryption.master_key import KeySources, described, master_keys
 from killick.errors import KeyRefused, ValueBroken
+from killick.log.checked import checked
 from killick.model.chunks import Blob
 from killick.model.cipher import SUFFIX, is_encrypted, sealed_in
 from killick.model.hashing import data_hash
@@ -29,14 +30,14 @@ _READS: Final = ("read", "row", "opening", "displaced", "pieces", "inbox", "mess
 
 
 def decrypting(store: Store, keys: KeySources = None, *, clock: Clock | None = None) -> Store:
-    """Returns a store that decrypts with these master keys, or those that `KILLICK_KEYS` names; without keys, the store
-    itself. Raises KeyRefused, and closes the store, if keys and store do not fit."""
+    """Returns a store that decrypts with these master keys, or those that `KILLICK_KEYS` names; without keys, one that
+    only compares what it reads. Raises KeyRefused, and closes the store, if keys and store do not fit."""
     try:
         masters, is_encrypting = master_keys(keys), store.head(STORE_LOG) is not None
         if not masters:
             if is_encrypting:
                 raise KeyRefused(store.place, "its values are encrypted; give keys=, or set KILLICK_KEYS")
-            return store
+            return checked(store)
         if not is_encrypting and store.heads(limit=1) and store.head(STORE_LOG) is None:  # no process made its key
             raise KeyRefused(store.place, "has unencrypted runs, and none is converted; omit keys, or name a new store")
         ring = Keyring(store, masters, clock or SystemClock())
@@ -49,8 +50,10 @@ def decrypting(store: Store, keys: KeySources = None, *, clock: Clock | None = N
 class DecryptingStore:
     """Reads values through a keyring. Everything else is the store's own."""
 
+    is_checked = True
+
     def __init__(self, raw: Store, keys: Keyring, described: str | None = None) -> None:
-        self.raw, self.keys = raw, keys
+        self.raw, self.keys = checked(raw), keys
         self.described = described
         """The master keys as another process can name them, if it can."""
         self.secret_key = keys.secret_key

@@ -36,10 +36,12 @@ from killick.errors import (
     KillickError,
     LogError,
     MessageGone,
+    RunBroken,
     RunBusy,
     RunExists,
     StillRunning,
     TimeRefused,
+    ValueBroken,
 )
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
@@ -111,6 +113,8 @@ class Executor:
                     start = claim = read = None
                 except Interrupted as interrupted:
                     raise interrupted.error(run) from None
+        except (RunBroken, ValueBroken) as damage:
+            raise self.engine.log.damaged(run, damage) from None
         finally:
             self._live.pop(run, None)
             self.engine.log.committer.live = len(self._live)

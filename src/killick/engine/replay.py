@@ -20,7 +20,6 @@ from killick.errors import ValueErased
 from killick.log.log import Log
 from killick.model import event_codec
 from killick.model import events as e
-from killick.model.chunks import unpack
 from killick.model.facts import OUT_OF_BAND, Step
 from killick.model.fold import Fold, timeline
 from killick.store.records import Row
@@ -152,7 +151,7 @@ class Record:
         """The values of an event, verbatim. ValueErased when they were erased."""
         row = self._rows[seq]
         if row.data is not None:
-            return dict(unpack(row.data, self._log.store.pieces))
+            return dict(self._log.unpacked(self._run, row.data, at=seq))
         digest = event_codec.decode(row.body).data
         if digest is None:
             return {}

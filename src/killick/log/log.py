@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
@@ -15,32 +16,34 @@ from killick.errors import (
     EpochStale,
     EventBroken,
     KeyRefused,
+    KillickError,
     LogError,
     RunBroken,
     RunUnknown,
+    ValueBroken,
     ValueErased,
 )
 from killick.log.ancestry import ancestry, owner_of, segments
-from killick.log.derived import SnapshotRoot, apply_events
+from killick.log.checked import MISSING, broken, checked, quarantine, unchecked
+from killick.log.derived import SnapshotRoot, apply_events, snapshot_of
 from killick.log.group_commit import Committer
 from killick.log.paging import pages
+from killick.log.read_once import ReadOnce, remembering
 from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog
 from killick.lru import Lru
 from killick.model import hashing
-from killick.model.chunks import Blob, Fetch, gathered, unpack
+from killick.model.chunks import Blob, gathered, unpack
 from killick.model.cipher import Cipher
 from killick.model.event_codec import decode
 from killick.model.events import Event, RunForked, RunRewound, RunStarted, ValueErasedOnPurpose, from_text, to_text
 from killick.model.fold import FOLD, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.model.state import State
-from killick.store.protocol import Store, keys_of
+from killick.store.protocol import Store, keys_of, raw_store
 from killick.store.records import READ_LIMIT, CreateRun, Head, Opening, Row, Snapshot
 from killick.type_init import ready
 
 T = TypeVar("T")
-
-_PIECES_KNOWN: Final = 64
 
 Redact = Callable[[str, Any], Any]
 """Hides parts of a run's values from a reader."""
@@ -75,7 +78,7 @@ class Log:
     def __init__(
         self, store: Store, *, clock: Clock | None = None, snapshot_every: int = SNAPSHOT_EVERY, behind: bool = True
     ) -> None:
-        self.store = store
+        self.store = checked(store)
         self.keys = keys_of(store)
         self.committer = Committer(store, clock or SystemClock(), behind=behind)
         self._snapshot_every = snapshot_every
@@ -91,7 +94,13 @@ class Log:
     def reading_once(self) -> Log:
         """Returns a view for one decision on a run: it reads no row, snapshot or chunk twice."""
         view = copy(self)
-        view.store = cast("Store", _ReadOnce(self.store))
+        view.store = cast("Store", ReadOnce(self.store))
+        return view
+
+    def unchecked(self) -> Log:
+        """Returns a view of the same logs whose reads are not compared with the chain: verification does that."""
+        view = copy(self)
+        view.store = unchecked(self.store)
         return view
 
     def keep_folds(self, count: int) -> None:
@@ -158,7 +167,9 @@ class Log:
         folds = None
         if snapshot is not None:
             if _follows(snapshot, opening):
-                folds = self._load(snapshot.root)
+                folds = self._load(head.run, snapshot)
+            else:
+                self._forget_snapshots(head.run)
         elif head.parent is None:
             folds = Fold(), Ledger()
         events = [] if folds is None else [(row.seq, _event(head.run, row)) for row in rows]
@@ -227,12 +238,24 @@ class Log:
                 reason = "there are events after the head"
             else:
                 return
-            self.store.quarantine(head.run, reason)
-        raise RunBroken(head.run, seq=head.seq, reason=reason)
+        quarantine(self.store, head.run, reason)
+        raise broken(head.run, reason, seq=head.seq)
+
+    def damaged(self, run: str, error: RunBroken | ValueBroken, *, seq: int = 0) -> RunBroken:
+        """Quarantines a run that cannot be read because of damage on the disk, its own or that of a log that it reads.
+        Returns the error. `seq` is the event that has the value."""
+        if isinstance(error, ValueBroken):
+            reason = f"value {error.digest.hex()[:12]}: {error.reason}" + (f" at event {seq}" if seq else "")
+        elif error.run == run:
+            return error
+        else:
+            reason = f"it reads {error.run}, where {error.reason} at event {error.seq}"
+        quarantine(self.store, run, reason)
+        return broken(run, reason, seq=seq or self.head(run).seq)
 
     def goes_on_after(self, head: Head) -> bool:
         """Returns whether there are events after an unmoved head: no append wrote them."""
-        beyond = self.store.read(head.run, after=head.seq, limit=1, data=False)
+        beyond = raw_store(self.store).read(head.run, after=head.seq, limit=1, data=False)
         return bool(beyond) and self.head(head.run).seq == head.seq
 
     # reading ----------------------------------------------------------------------------------
@@ -275,15 +298,18 @@ class Log:
     def values(self, run: str, row: Row) -> dict[str, Any]:
         """Returns the values of a row that was read. Raises ValueErased if they were erased."""
         if row.data is not None:
-            return dict(self.unpacked(run, row.data))
+            return dict(self.unpacked(run, row.data, at=row.seq))
         digest = _event(run, row).data
         if digest is None:
             return {}
         raise ValueErased(from_text(digest))
 
-    def unpacked(self, run: str, packed: bytes) -> Any:
-        """Returns a stored value of a run."""
-        value = unpack(packed, self.store.pieces)
+    def unpacked(self, run: str, packed: bytes, *, at: int = 0) -> Any:
+        """Returns a stored value of a run, of the event at a seq. A damaged one quarantines the run."""
+        try:
+            value = unpack(packed, self.store.pieces)
+        except ValueBroken as error:
+            raise self.damaged(run, error, seq=at) from None
         return value if self._redact is None else self._redact(run, value)
 
     def hash_at(self, run: str, seq: int) -> bytes:
@@ -295,7 +321,7 @@ class Log:
         row = self.store.row(owner_of(head, seq, self.head).run, seq)
         if row is None:
             _place(self.head(head.run), seq or -1)
-            raise RunBroken(head.run, seq=seq, reason="the event is missing")
+            raise RunBroken(head.run, seq=seq, reason=MISSING)
         return row
 
     def owner(self, run: str, seq: int) -> str:
@@ -330,7 +356,7 @@ class Log:
         row = None if snapshot is None else self.store.row(run, snapshot.seq)
         if snapshot is None or row is None or row.hash != snapshot.hash:
             return None
-        folds = self._load(snapshot.root)
+        folds = self._load(run, snapshot)
         return None if folds is None else folds[0]
 
     def ledger_of_files(self, run: str) -> Ledger:
@@ -427,9 +453,10 @@ class Log:
         snapshot = self.store.snapshot(head.run, fold=FOLD, at=at) if trust and at > head.base else None
         if snapshot is not None:
             row = self.store.row(head.run, snapshot.seq)
-            folds = self._load(snapshot.root) if row is not None and row.hash == snapshot.hash else None
+            folds = self._load(head.run, snapshot) if row is not None and row.hash == snapshot.hash else None
             if folds is not None:
                 return *folds, snapshot.seq
+            self._forget_snapshots(head.run)
         if head.parent is None:
             return Fold(), Ledger(), 0
         cut, parent = min(at, head.base), self.head(head.parent)
@@ -438,17 +465,36 @@ class Log:
         fold = self._fold(parent, cut) if wants == "fold" else Fold()
         return fold, self._ledger(parent, cut) if wants == "ledger" else Ledger(), cut
 
-    def _load(self, root: bytes) -> tuple[Fold, Ledger] | None:
+    def _load(self, run: str, snapshot: Snapshot) -> tuple[Fold, Ledger] | None:
         """Loads a snapshot's folds; None if unreadable, so that the log itself is folded."""
-        fetch = _remembering(self.store.pieces)
-        piece = fetch([root]).get(root)
-        if piece is None or piece.body is None or hashing.value_hash(piece.codec, piece.body) != root:
-            return None
+        fetch = remembering(partial(self._snapshot_pieces, run, snapshot.seq))
         try:
+            piece = self.store.pieces([snapshot.root]).get(snapshot.root)
+            if piece is None or piece.body is None:
+                return None
             saved = msgspec.json.decode(piece.body, type=ready(SnapshotRoot))
             return Fold.load(saved.fold, fetch), Ledger.load(saved.ledger, fetch)
-        except msgspec.DecodeError:
+        except (ValueBroken, msgspec.DecodeError):
             return None
+
+    def _snapshot_pieces(self, run: str, seq: int, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        """Fetches chunks of a snapshot. If one is missing or damaged, the snapshots are dropped, and the log has them
+        all: a fold reads its chunks long after it was opened, when it cannot begin again."""
+        with suppress(ValueBroken):
+            found = self.store.pieces(hashes)
+            if all(digest in found for digest in hashes):
+                return found
+        self._forget_snapshots(run)
+        head = self.head(run)
+        events = self._events(run, head.base, seq)
+        fold, ledger = self.at_base(run)
+        fold = self.applied(run, fold, ledger, events)
+        return {piece.hash: piece for piece in snapshot_of(fold, ledger, seq, b"").pieces}
+
+    def _forget_snapshots(self, run: str) -> None:
+        """Drops snapshots that do not match the log; the next append of many writes one again."""
+        with suppress(KillickError):
+            self.store.forget_snapshots(run)
 
     def _events(self, run: str, after: int, up_to: int) -> list[tuple[int, Event]]:
         return [each for page in self._pages(run, after, up_to) for each in page]
@@ -499,37 +545,6 @@ class Log:
 
 
 _BINDS_FILES: Final = (b'{"kind":"workspace.bound"', b'{"kind":"run.forked"')
-
-
-class _ReadOnce:
-    """A store that remembers what it read of logs."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._known = store, dict[tuple[Any, ...], Any]()
-        self.pieces = _remembering(store.pieces)
-
-    def __getattr__(self, name: str) -> Any:
-        return partial(self._once, name) if name in ("read", "row", "snapshot") else getattr(self._store, name)
-
-    def _once(self, name: str, *args: Any, **named: Any) -> Any:
-        key = (name, args, *named.items())
-        if key not in self._known:
-            self._known[key] = getattr(self._store, name)(*args, **named)
-        return self._known[key]
-
-
-def _remembering(fetch: Fetch) -> Fetch:
-    """Returns a fetch that reads a chunk once: several vectors of a snapshot may begin with the same ones."""
-    known: dict[bytes, Blob] = {}
-
-    def fetched(hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
-        if missing := [each for each in hashes if each not in known]:
-            if len(known) >= _PIECES_KNOWN:
-                known.clear()
-            known.update(fetch(missing))
-        return known
-
-    return fetched
 
 
 def _place(head: Head, at: int | None) -> int:

@@ -130,7 +130,8 @@ class _RunCheck:
     """One pass over one run's own rows."""
 
     def __init__(self, log: Log, head: Head) -> None:
-        self.log, self.store, self.head = log, log.store, head
+        self.log = log.unchecked()
+        self.store, self.head = self.log.store, head
         self.raw = raw_store(log.store)
         self.hidden = False
         self.problems: list[Problem] = []

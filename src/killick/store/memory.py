@@ -25,6 +25,9 @@ from killick.store.protocol import Transaction, holders_of, lease_clock_us
 class MemoryStore(Runs):
     """A store in the memory of this process."""
 
+    is_checked: Final = True
+    """Its rows are on no disk, where they could be damaged."""
+
     def __init__(self, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
         ids = ids or RandomIds()
         self.place: Final = "memory:"

@@ -408,9 +408,10 @@ def keys_of(store: Store) -> Keys | None:
 
 
 def raw_store(store: Store) -> Store:
-    """Returns the store below encryption, whose reads return what is stored."""
-    found: Store = getattr(store, "raw", store)
-    return found
+    """Returns the store itself, whose reads return what is stored: neither decrypted nor compared with the chain."""
+    while (below := getattr(store, "raw", None)) is not None:
+        store = below
+    return store
 
 
 def opened(store: Store, data: bytes) -> bytes | None:

@@ -24,7 +24,7 @@ from killick.engine.steps.step_execution import StepExecution
 from killick.errors import LogError, StoreError, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
-from killick.model.chunks import STRING_BYTES_MAX, unpack
+from killick.model.chunks import STRING_BYTES_MAX
 from killick.model.codec import digest, digest_of, flat_json, flat_value
 from killick.model.hashing import action_key
 
@@ -173,7 +173,7 @@ def replayed_value(ex: Execution, branch: Branch, tool: AnyTool, given: dict[str
         return _NOT_PLAIN
     if past.name != tool.name or intended.digest != given_digest or intended.identity is not None:
         return _NOT_PLAIN
-    value = unpack(output, ex.engine.log.store.pieces).get("output")
+    value = ex.engine.log.unpacked(ex.run_id, output, at=past.output).get("output")
     branch.count += 1
     branch.answer = None
     ex.mark_replayed(past.ended)
