@@ -161,8 +161,8 @@ class RunBroken(LogError):
 
     def __init__(self, run: str, *, seq: int, reason: str) -> None:
         super().__init__(
-            f"{run}: broken at event {seq} ({reason}), and quarantined; run `killick store verify`, then restore a "
-            f"backup or run `killick store repair {run}`"
+            f"{run}: broken{f' at event {seq}' if seq else ''} ({reason}), and quarantined; run `killick store "
+            f"verify`, then restore a backup or run `killick store repair {run}`"
         )
         self.run, self.seq, self.reason = run, seq, reason
 

@@ -11,7 +11,7 @@ from binascii import b2a_base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, cast
 
 from msgspec.structs import replace
 
@@ -21,8 +21,6 @@ from killick.model.chunks import Blob, check
 from killick.model.events import URL_SAFE, RunRepaired, from_text
 from killick.store.protocol import Store
 from killick.store.records import READ_LIMIT, Message, Opening, Row
-
-T = TypeVar("T")
 
 Part: TypeAlias = tuple[Row | None, Sequence[Row]]
 """Rows, and the row before them, if it was read."""
@@ -84,8 +82,11 @@ class CheckedStore:
     def opening(self, run: str, *, fold: int) -> Opening | None:
         found, reason = self.raw.opening(run, fold=fold), ""
         for _ in range(2):  # what fails once is read again
-            if found is None or found.quarantined is not None or not found.rows:
+            if found is None or found.quarantined is not None:
                 return found
+            if not found.intact:
+                reason = f"its head is not as it was written at event {found.head.seq}"
+                break
             rows = [row for row in found.rows if row.seq <= found.head.seq]
             shot = found.snapshot
             before, after = (self._genesis(run), 0) if shot is None else (shot.hash, shot.seq)
@@ -109,23 +110,24 @@ class CheckedStore:
     # the inbox --------------------------------------------------------------------------------
 
     def inbox(self, run: str, **limits: Any) -> list[Message]:
-        return self._of_run(run, lambda: self.raw.inbox(run, **limits))
+        return self._intact(run, self.raw.inbox(run, **limits))
 
     def message(self, run: str, id: str) -> Message | None:  # noqa: A002
-        return self._of_run(run, lambda: self.raw.message(run, id))
+        found = self.raw.message(run, id)
+        return None if found is None else self._intact(run, [found])[0]
 
     def messages(self, run: str) -> list[Message]:
-        return self._of_run(run, lambda: self.raw.messages(run))
+        return self._intact(run, self.raw.messages(run))
+
+    def _intact(self, run: str, messages: list[Message]) -> list[Message]:
+        for message in messages:
+            if not message.intact:
+                reason = f"message {message.number} in its inbox is not as it was written"
+                quarantine(self.raw, run, reason)
+                raise RunBroken(run, seq=0, reason=reason)
+        return messages
 
     # judging ----------------------------------------------------------------------------------
-
-    def _of_run(self, run: str, read: Callable[[], T]) -> T:
-        """Quarantines a run whose rows fail the store's own checksums."""
-        try:
-            return read()
-        except RunBroken as damaged:
-            quarantine(self.raw, run, damaged.reason)
-            raise
 
     def _compared(self, run: str, read: Callable[[], Part]) -> Sequence[Row]:
         """Returns the rows that `read` finds. What fails once is read again: a repair may have come between."""

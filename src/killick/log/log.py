@@ -247,9 +247,10 @@ class Log:
         if isinstance(error, ValueBroken):
             reason = f"value {error.digest.hex()[:12]}: {error.reason}" + (f" at event {seq}" if seq else "")
         elif error.run == run:
+            quarantine(self.store, run, f"{error.reason} at event {error.seq}" if error.seq else error.reason)
             return error
         else:
-            reason = f"it reads {error.run}, where {error.reason} at event {error.seq}"
+            reason = f"it reads {error.run}, where {error.reason}" + (f" at event {error.seq}" if error.seq else "")
         quarantine(self.store, run, reason)
         return broken(run, reason, seq=seq or self.head(run).seq)
 

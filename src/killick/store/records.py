@@ -275,7 +275,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in an inbox. `taken` is the seq of the event that consumed it, if any."""
+    """A message in an inbox. `taken` is the seq of the event that consumed it. `intact`: it fits its checksum."""
 
     run: str
     number: int
@@ -285,6 +285,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None
     at_us: int
     taken: int | None = None
+    intact: bool = True
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -402,16 +403,15 @@ class OutboxItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """A consistent read for resuming a run: the newest snapshot, and the run's own rows after it.
-
-    Without a snapshot, all own rows. Rows beyond the head are included, so that damage is visible. Rows include their
-    data, because the caller replays them next; a snapshot comes without its chunks.
-    """
+    """A consistent read for resuming a run: the newest snapshot, without its chunks, and the run's own rows after it,
+    with their data. Without a snapshot, all own rows. Rows beyond the head are included, so that damage is visible.
+    `intact`: the head fits its checksum."""
 
     head: Head
     quarantined: str | None
     snapshot: Snapshot | None
     rows: Sequence[Row]
+    intact: bool = True
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):

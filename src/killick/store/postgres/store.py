@@ -419,6 +419,9 @@ class PostgresStore(SqlReads):
     def _found(self, query: str, *values: Any) -> Rows:
         return self._rows(getattr(self._q, query), *values)
 
+    def _is_intact(self, message: tuple[Any, ...]) -> bool:
+        return bool(message[7])
+
     def _rows(self, statement: Statement, *values: Any) -> Rows:
         return self._server.run(lambda session: session.rows(statement, *values))
 

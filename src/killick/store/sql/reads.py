@@ -28,6 +28,10 @@ class SqlReads(ABC):
     """Decodes a row of the index."""
 
     @abstractmethod
+    def _is_intact(self, message: tuple[Any, ...]) -> bool:
+        """Returns whether a message fits its checksum, from the columns of a query of the inbox."""
+
+    @abstractmethod
     def _clock_us(self) -> int | None:
         """The time passed to queries; None: the database's."""
 
@@ -68,14 +72,17 @@ class SqlReads(ABC):
     def inbox(
         self, run: str, *, name: str | None = None, after: int = 0, limit: int = records.READ_LIMIT
     ) -> list[records.Message]:
-        return [message_of(run, row) for row in self._found("inbox", run, after, name, limit)]
+        return [self._message(run, row) for row in self._found("inbox", run, after, name, limit)]
 
     def message(self, run: str, id: str) -> records.Message | None:  # noqa: A002
         found = self._found("message_with_id", run, id)
-        return message_of(run, found[0]) if found else None
+        return self._message(run, found[0]) if found else None
 
     def messages(self, run: str) -> list[records.Message]:
-        return [message_of(run, row) for row in self._found("messages", run)]
+        return [self._message(run, row) for row in self._found("messages", run)]
+
+    def _message(self, run: str, row: tuple[Any, ...]) -> records.Message:
+        return message_of(run, row[:7], intact=self._is_intact(row))
 
     def owned(self, space: str, prefix: bytes = b"") -> dict[records.UniqueRight, records.Owner]:
         rows = self._found("owned", space, prefix, prefix + _KEY_END)

@@ -16,9 +16,9 @@ def head_of(found: tuple[Any, ...]) -> Head:
     )
 
 
-def message_of(run: str, found: tuple[Any, ...]) -> Message:
+def message_of(run: str, found: tuple[Any, ...], *, intact: bool = True) -> Message:
     number, id_, name, body, by, at_us, taken = found
-    return Message(run=run, number=number, id=id_, name=name, body=body, by=by, at_us=at_us, taken=taken)
+    return Message(run=run, number=number, id=id_, name=name, body=body, by=by, at_us=at_us, taken=taken, intact=intact)
 
 
 def snapshot_of(found: tuple[Any, ...]) -> Snapshot:

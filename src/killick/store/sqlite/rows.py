@@ -55,10 +55,15 @@ def with_lease(head: HeadRow, holder: str | None, until_us: int | None, *, epoch
     return (number, run, seq, hash_, before if epoch is None else epoch, base, parent, holder, until_us, removed)
 
 
-def write_lease(db: sqlite3.Cursor, row: HeadRow) -> None:
-    """Writes a run's holder; its log is unchanged."""
+def write_lease(db: sqlite3.Cursor, row: HeadRow, before: HeadRow) -> bool:
+    """Writes a run's holder; its log is unchanged. Returns False, and writes nothing, if the head as it was read fails
+    its checksum: a new one would hide that."""
     number, _, _, _, epoch, _, _, holder, until, removed = row
-    db.execute(Q.write_lease, (epoch, holder, until, removed, row_check(*row), number))
+    columns = (epoch, holder, until, removed, row_check(*row), number, row_check(*before))
+    return bool(db.execute(Q.write_lease, columns).rowcount)
+
+
+HEAD_DAMAGED: Final = "its head is not as it was written"
 
 
 def write_head(db: sqlite3.Cursor, row: HeadRow) -> None:

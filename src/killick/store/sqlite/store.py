@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from killick.clock import Clock, SystemClock
-from killick.errors import LogError, RunBusy, StoreBroken, StoreError
+from killick.errors import LogError, RunBroken, RunBusy, StoreBroken, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.model.slots import Slot
@@ -33,6 +33,7 @@ from killick.store.sqlite.due import DueQuery, due, soonest_us
 from killick.store.sqlite.file import SqliteFile
 from killick.store.sqlite.inspect import damaged_pieces, inspect, misplaced
 from killick.store.sqlite.rows import (
+    HEAD_DAMAGED,
     SEQ_BITS,
     SEQ_MAX,
     HeadRow,
@@ -123,6 +124,10 @@ class SqliteStore(SqlReads):
 
     _run_row = staticmethod(run_row_of)
 
+    def _is_intact(self, message: tuple[Any, ...]) -> bool:
+        *columns, number, checksum = message
+        return bool(records.row_check(number, *columns) == checksum)
+
     def close(self) -> None:
         self._notifier.close()
         self._holders.close()
@@ -170,8 +175,11 @@ class SqliteStore(SqlReads):
             db.execute("COMMIT")
         if found is None or found[9]:
             return None
-        snapshot = None if found[11] is None else snapshot_of(found[11:])
-        return records.Opening(head=head_of(found[:10]), quarantined=found[10], snapshot=snapshot, rows=rows)
+        snapshot = None if found[11] is None else snapshot_of(found[11:15])
+        intact = records.row_check(*found[:10]) == found[15]
+        return records.Opening(
+            head=head_of(found[:10]), quarantined=found[10], snapshot=snapshot, rows=rows, intact=intact
+        )
 
     # transactions of others -------------------------------------------------------------------
 
@@ -244,7 +252,9 @@ class SqliteStore(SqlReads):
         self._holders.lock(holder)
         if found[4] != handed and is_held(self, head_of(found)):
             raise RunBusy(run, holder=str(found[7]))
-        return head_of(self._take(db, found, holder, seconds))
+        if (head := self._take(db, found, holder, seconds)) is None:
+            raise RunBroken(run, seq=found[2], reason=HEAD_DAMAGED)
+        return head_of(head)
 
     def claim(
         self,
@@ -268,8 +278,11 @@ class SqliteStore(SqlReads):
                 for row, _, found in some:
                     agent, left = row.agent, found[7:9]
                     if room.get(agent, 1) > 0:
-                        head = head_of(self._take(db, found, holder, seconds))
-                        taken.append(records.Claimed(head=head, row=row, left=left[0], left_until_us=left[1]))
+                        if (head := self._take(db, found, holder, seconds)) is None:
+                            db.execute(Q.put_quarantine, (found[0], f"{HEAD_DAMAGED} at event {found[2]}"))
+                            continue
+                        claimed = records.Claimed(head=head_of(head), row=row, left=left[0], left_until_us=left[1])
+                        taken.append(claimed)
                         self._lane = row.lane
                     if agent in room:
                         room[agent] -= 1
@@ -277,9 +290,11 @@ class SqliteStore(SqlReads):
                 query = self._due_query(now_us, agents, room, self._lane)
         return taken
 
-    def _take(self, db: sqlite3.Cursor, found: HeadRow, holder: str, seconds: float) -> HeadRow:
+    def _take(self, db: sqlite3.Cursor, found: HeadRow, holder: str, seconds: float) -> HeadRow | None:
+        """Returns the head with the lease; None if it is damaged."""
         moved = with_lease(found, holder, self._writes.until_us(seconds), epoch=found[4] + 1)
-        write_lease(db, moved)
+        if not write_lease(db, moved, found):
+            return None
         self._writes.see(moved)
         return moved
 
@@ -294,9 +309,9 @@ class SqliteStore(SqlReads):
         with self._file.writing() as db:
             until = self._writes.until_us(seconds)
             held: list[HeadRow] = db.execute(Q.held, (holder, self.now_us())).fetchall()
-            renewed = [with_lease(head, holder, until) for head in held if head[1] in runs]
+            moved = ((with_lease(head, holder, until), head) for head in held if head[1] in runs)
+            renewed = [head for head, before in moved if write_lease(db, head, before)]
             for head in renewed:
-                write_lease(db, head)
                 self._writes.see(head)
             return {head[1]: head[4] for head in renewed}
 
@@ -305,7 +320,7 @@ class SqliteStore(SqlReads):
             found = find_head(db, run)
             if found is None or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
                 return
-            write_lease(db, with_lease(found, found[7], 0) if left else with_lease(found, None, None))
+            write_lease(db, with_lease(found, found[7], 0) if left else with_lease(found, None, None), found)
             row = run_row(db, found[0])
         if left or (row is not None and row.wake_at_us is not None and row.status not in records.ENDED):
             self._notifier.notify([run])
@@ -341,7 +356,7 @@ class SqliteStore(SqlReads):
         def end(db: sqlite3.Cursor) -> None:
             for (holder,) in db.execute(Q.holders).fetchall():
                 for head in self._unexpired(holder, db) if self._holders.lives(holder) is None else ():
-                    write_lease(db, with_lease(head, holder, 0))
+                    write_lease(db, with_lease(head, holder, 0), head)
 
         for nap in _ALONE_NAPS_SECONDS:
             if not self._unproven() or self._file.alone(end):
@@ -463,7 +478,7 @@ class SqliteStore(SqlReads):
             drops = (Q.drop_tags, Q.drop_uses, Q.drop_snapshots, Q.drop_messages, Q.drop_run, Q.drop_quarantine)
             for drop in (*drops, Q.drop_slots, Q.drop_outbox):
                 db.execute(drop, (number,))
-            write_lease(db, (*found[:7], None, None, 1))
+            write_lease(db, (*found[:7], None, None, 1), found)
             return True
 
     def purge(self) -> bool:

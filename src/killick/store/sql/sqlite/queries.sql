@@ -16,7 +16,7 @@ INSERT INTO heads (number, run, seq, hash, epoch, base, parent, holder, lease_un
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: write_lease
-UPDATE heads SET epoch = ?, holder = ?, lease_until_us = ?, removed = ?, checksum = ? WHERE number = ?
+UPDATE heads SET epoch = ?, holder = ?, lease_until_us = ?, removed = ?, checksum = ? WHERE number = ? AND checksum = ?
 
 -- name: write_head
 UPDATE heads SET seq = ?, hash = ?, holder = ?, lease_until_us = ?, checksum = ? WHERE number = ?
@@ -56,10 +56,10 @@ UPDATE events SET data = NULL WHERE id = ?
 -- name: drop_events
 DELETE FROM events WHERE id > ? AND id <= ?
 
--- Storing an erased chunk again restores its bytes.
+-- Storing an erased or a damaged chunk again restores its bytes.
 -- name: put_piece
 INSERT INTO pieces (hash, codec, body) VALUES (?, ?, ?)
-ON CONFLICT (hash) DO UPDATE SET body = excluded.body WHERE pieces.body IS NULL
+ON CONFLICT (hash) DO UPDATE SET codec = excluded.codec, body = excluded.body WHERE pieces.body IS NOT excluded.body
 
 -- name: use_piece
 INSERT OR IGNORE INTO piece_uses (number, kind, piece) SELECT ?, ?, piece FROM pieces WHERE hash = ?
@@ -110,7 +110,7 @@ SELECT message, id, name, body, sender, at_us, taken, root, pieces FROM inbox WH
 SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? AND id = ?
 
 -- name: message_with_id
-SELECT message, id, name, body, sender, at_us, taken FROM inbox
+SELECT message, id, name, body, sender, at_us, taken, root, pieces, number, checksum FROM inbox
 WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) AND id = ?2
 
 -- A message in a chain of renewals: delivered to the first run, or to a later one.
@@ -156,11 +156,11 @@ UPDATE inbox SET taken = ?, checksum = ? WHERE number = ? AND message = ?
 UPDATE inbox SET body = ?, checksum = ? WHERE number = ? AND message = ?
 
 -- name: inbox
-SELECT message, id, name, body, sender, at_us, taken FROM inbox
+SELECT message, id, name, body, sender, at_us, taken, root, pieces, number, checksum FROM inbox
 WHERE number = (SELECT number FROM heads WHERE run = ? AND NOT removed) AND message > ? AND taken IS NULL AND (?3 IS NULL OR name = ?3) ORDER BY message LIMIT ?4
 
 -- name: messages
-SELECT message, id, name, body, sender, at_us, taken FROM inbox
+SELECT message, id, name, body, sender, at_us, taken, root, pieces, number, checksum FROM inbox
 WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) ORDER BY message
 
 -- name: unseen
@@ -367,7 +367,7 @@ DELETE FROM feed WHERE number = ?
 -- Everything for resuming a run except its events.
 -- name: opening
 SELECT heads.number, run, heads.seq, heads.hash, epoch, base, parent, holder, lease_until_us, removed,
-    reason, snapshots.seq, snapshots.fold, snapshots.hash, snapshots.root
+    reason, snapshots.seq, snapshots.fold, snapshots.hash, snapshots.root, checksum
 FROM heads LEFT JOIN quarantine ON quarantine.number = heads.number
 LEFT JOIN snapshots ON snapshots.number = heads.number AND snapshots.fold = ?1 AND snapshots.seq = (
     SELECT max(seq) FROM snapshots AS newer WHERE newer.number = heads.number AND newer.fold = ?1 AND newer.seq <= heads.seq
