@@ -313,7 +313,8 @@ def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
     assert done.runs == ("fine",)
     assert done.kept["apart"] == "it is quarantined (somebody touched it)"
     assert done.kept["erased"] == "it records the erasure of values that other runs may share"
-    assert done.kept["broken"].startswith("its event log fails verification (value ")
+    assert done.kept["broken"].startswith("its event log fails verification (broken: ")
+    assert "(value " in done.kept["broken"]
     assert bundle.verify(tmp_path / "old.gz").runs == 1
 
 

@@ -1,4 +1,4 @@
-"""What changed on the disk while a run waited: the run ends as if nothing had changed, or is refused and does nothing."""
+"""What changed on the disk while a run waited: it ends as if nothing had changed, or is refused and does nothing."""
 
 from __future__ import annotations
 
@@ -90,10 +90,12 @@ def outcome(path: Path) -> list[str] | KillickError:
     try:
         with killick.open(str(path)) as kd:
             kd.advance("r")
-    except KillickError as refused:
-        assert FAR == [], refused
-        return refused
-    return list(FAR)
+    except KillickError as error:
+        refused = error
+    else:
+        return list(FAR)
+    assert FAR == [], refused
+    return refused
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.archive import rebuild
-from killick.errors import ExportBroken, KillickError, LogError, RunBroken
+from killick.errors import ExportBroken, KillickError, LogError, RunBroken, ValueBroken
 from killick.ids import RandomIds
+from killick.log.checked import stored
 from killick.log.derived import indexed_again
 from killick.log.log import Log
 from killick.log.paging import pages
@@ -29,7 +30,7 @@ from killick.model.chunks import Blob, gathered
 from killick.model.cipher import is_encrypted
 from killick.permissions import read_input
 from killick.store.memory import MemoryStore
-from killick.store.protocol import Store, keys_of, opened, opened_piece, raw_store
+from killick.store.protocol import Store, keys_of, opened, opened_piece
 from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Message, Row
 from killick.type_init import ready
 
@@ -116,9 +117,9 @@ _decode: Final = msgspec.json.Decoder(AnyLine).decode
 
 
 def export(log: Log, run: str) -> bytes:
-    """Exports a run as it is stored, encrypted or not. Raises RunBroken if its log does not verify: unverified data is
-    not exported."""
-    raw, lineage = raw_store(log.store), _lineage(log, run)
+    """Exports a run as it is stored, encrypted or not. Raises RunBroken if an event, a value or a message is damaged:
+    that is not exported."""
+    raw, lineage = stored(log.store), _lineage(log, run)
     found = dict[bytes, Blob]()
     events: list[EventLine] = []
     messages: list[MessageLine] = []
@@ -132,10 +133,13 @@ def export(log: Log, run: str) -> bytes:
             body = msgspec.Raw(each.body)
             messages.append(MessageLine(each.run, each.number, each.id, each.name, each.at_us, body, each.by))
         written = [row.data for row in rows if row.data is not None] + [each.body for each in sent]
-        gathered([opened(log.store, each) or b"" for each in written], log.store.pieces, found)
+        try:
+            gathered([opened(log.store, each) or b"" for each in written], log.store.pieces, found)
+        except ValueBroken as error:
+            raise log.damaged(run, error) from None
     if raw is not log.store:
-        stored = raw.pieces(found)
-        found = {digest: stored[digest] for digest in found}
+        encrypted = raw.pieces(found)
+        found = {digest: encrypted[digest] for digest in found}
     header = Header(
         version=VERSION,
         format=hashing.FORMAT,
@@ -177,20 +181,9 @@ def _lineage(log: Log, run: str) -> list[Ancestor]:
 
 
 def _rows(store: Store, ancestor: Ancestor) -> list[Row]:
-    """A run's own rows that belong to the export, verified against the hash chain."""
+    """A run's own rows that belong to the export, which the store compared with the hash chain."""
     parts = pages(store, ancestor.run, after=ancestor.base, up_to=ancestor.last)
     rows = [row for part in parts for row in part]
-    before = e.from_text(ancestor.genesis)
-    for row in rows:
-        try:
-            event = event_codec.decode(row.body)
-        except LogError as error:
-            raise RunBroken(ancestor.run, seq=row.seq, reason="its body cannot be read") from error
-        if isinstance(event, e.RunRepaired):
-            before = e.from_text(event.hash_head)
-        before = hashing.link(before, row.body)
-        if before != row.hash:
-            raise RunBroken(ancestor.run, seq=row.seq, reason="body and hash do not fit the chain")
     if not rows or rows[-1].seq != ancestor.last:
         raise RunBroken(ancestor.run, seq=ancestor.last, reason="the log ends before its head")
     return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,7 @@ from killick.model.fold import FOLD, JUMPS, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.model.slots import slots_now
 from killick.store.protocol import Store
-from killick.store.records import ASKS, CRASHING, DIED_ALONE, STORE_OWNER, SUBJECT, RunIndex, Snapshot
+from killick.store.records import ASKS, CRASHING, DIED_ALONE, STORE_OWNER, SUBJECT, Message, RunIndex, Snapshot
 
 _BEGIN_STEPS: Final = frozenset({StepStarted, StepIntended, PlainStep})
 _OF_PEOPLE: Final = ("answer", "settlement")
@@ -49,10 +49,34 @@ def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
 
 
 def indexed_again(store: Store, run: str, fold: Fold, *, at: int) -> bool:
-    """Rewrites a run's index entry and its slots from its log at that seq. False: the head moved."""
-    waiting = {message.id for message in store.messages(run) if message.taken is None}
-    slots = slots_now(fold.facts, waiting).values()
-    return store.reindex(run, index_of(fold), at=at, slots=tuple(slots))
+    """Rewrites a run's index entry and its slots from its log at that seq. False: the head moved, or a message came."""
+    messages = store.messages(run)
+    slots = slots_now(fold.facts, untaken(messages)).values()
+    return store.reindex(run, index_of(fold), at=at, slots=tuple(slots), delivered=len(messages))
+
+
+def index_fits(store: Store, run: str, fold: Fold) -> bool:
+    """Returns whether a run's stored index entry is that of its log."""
+    row, messages, said = store.index(run), store.messages(run), index_of(fold)
+    return (
+        row is not None
+        and (row.agent, row.status, row.priority, row.tags) == (said.agent, said.status, said.priority, said.tags)
+        and (row.started_at_us, row.changed_at_us) == (said.started_at_us, said.changed_at_us)
+        and row.delivered == len(messages)
+        and set(said.tags) == store.tags(run)
+        # A message makes the run due from its delivery on, earlier than its log says.
+        and row.wake_at_us in {said.wake_at_us, *(message.at_us for message in messages)}
+    )
+
+
+def slots_fit(store: Store, run: str, fold: Fold) -> bool:
+    """Returns whether a run accepts what its log and its inbox say."""
+    return {slot.name: slot for slot in store.slots(run)} == slots_now(fold.facts, untaken(store.messages(run)))
+
+
+def untaken(messages: Iterable[Message]) -> set[str]:
+    """Returns the ids of the messages that are in the inbox."""
+    return {message.id for message in messages if message.taken is None}
 
 
 def apply_events(

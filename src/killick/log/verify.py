@@ -15,7 +15,7 @@ import msgspec
 from msgspec import structs
 
 from killick.errors import EventBroken, EventUnknown
-from killick.log.derived import index_of, indexed_again, snapshot_of
+from killick.log.derived import index_fits, indexed_again, slots_fit, snapshot_of
 from killick.log.log import Log
 from killick.log.paging import heads, pages
 from killick.model import event_codec, hashing
@@ -24,7 +24,6 @@ from killick.model.chunks import Blob, children, references
 from killick.model.cipher import is_encrypted
 from killick.model.fold import FOLD, Fold
 from killick.model.ledger import Ledger
-from killick.model.slots import slots_now
 from killick.store.protocol import opened, opened_piece, raw_store
 from killick.store.records import Head, Problem, Row, Snapshot
 
@@ -387,7 +386,6 @@ class _RunCheck:
             self._keep(references(row.data or b""))
         self._references()
         self._index(self.fold)
-        self._slots(self.fold)
 
     def _references(self) -> None:
         """Checks that the references are exactly the chunks that the log uses; erased chunks hide their children."""
@@ -453,28 +451,15 @@ class _RunCheck:
         return seq is not None and any(seq in gap for gap in self.gaps)
 
     def _index(self, fold: Fold) -> None:
+        """Compares the index entry, and the conditions of deliveries: what one should have refused may be lost."""
         run, store = self.head.run, self.store
-        said, row, messages = index_of(fold), store.index(run), store.messages(run)
-        fits = (
-            row is not None
-            and (row.agent, row.status, row.priority, row.tags) == (said.agent, said.status, said.priority, said.tags)
-            and (row.started_at_us, row.changed_at_us) == (said.started_at_us, said.changed_at_us)
-            and row.delivered == len(messages)
-            and set(said.tags) == store.tags(run)
-            # A message makes the run due from its delivery on, earlier than its log says.
-            and row.wake_at_us in {said.wake_at_us, *(message.at_us for message in messages)}
-        )
-        if not fits:
+        healing = partial(indexed_again, store, run, fold, at=self.head.seq)
+        if not index_fits(store, run, fold):
             self.say("runs", "the index does not say what the log says")
-            self.healings.append(partial(indexed_again, store, run, fold, at=self.head.seq))
-
-    def _slots(self, fold: Fold) -> None:
-        """Compares the conditions of deliveries: a message that one of them should have refused may be lost."""
-        run, store = self.head.run, self.store
-        waiting = {message.id for message in store.messages(run) if message.taken is None}
-        if {slot.name: slot for slot in store.slots(run)} != slots_now(fold.facts, waiting):
+            self.healings.append(healing)
+        if not slots_fit(store, run, fold):
             self.say("slots", "what it accepts is not what its log and its inbox say")
-            self.healings.append(partial(indexed_again, store, run, fold, at=self.head.seq))
+            self.healings.append(healing)
 
 
 def _readable(rows: Collection[Row]) -> Iterator[tuple[int, e.Event]]:

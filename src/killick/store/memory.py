@@ -281,10 +281,13 @@ class MemoryStore(Runs):
     def tags(self, run: str) -> set[str]:
         return set() if (line := self.index(run)) is None else set(line.tags)
 
-    def reindex(self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None) -> bool:
+    def reindex(
+        self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None,
+        delivered: int | None = None,
+    ) -> bool:  # fmt: skip
         with self._open():
             head = self._runs[run].head
-            if head is None or head.seq != at:
+            if head is None or head.seq != at or delivered not in (None, len(self._runs[run].inbox)):
                 return False
             self._runs[run].index = None
             self._write_index(run, index)

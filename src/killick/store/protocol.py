@@ -251,10 +251,13 @@ class Store(Protocol):
         """Returns a run's index tags."""
         ...
 
-    def reindex(self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None) -> bool:
+    def reindex(
+        self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None,
+        delivered: int | None = None,
+    ) -> bool:  # fmt: skip
         """Rewrites the index from the log at that seq, and with `slots` those of the run; recounts the inbox.
 
-        Returns False, and writes nothing, if the head moved.
+        Returns False, and writes nothing, if the head moved, or the inbox got another number of messages.
         """
         ...
 

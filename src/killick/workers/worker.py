@@ -23,6 +23,7 @@ from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome
 from killick.engine.steps.attempt import call_on
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError, StoreGone
+from killick.log.index_scrub import IndexScrub
 from killick.log.writer import RunLog
 from killick.logger import get_logger
 from killick.store.records import OUTBOX_CHANGED, OWN_AGENTS, Claimed, Head
@@ -130,6 +131,8 @@ class Worker:
         trimmed, looked, diverged = monotonic(), -STALE_SECONDS, dict[str, int]()
         await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
         await self._quietly(self._log_undeclared)
+        scrub = IndexScrub(self._runtime.log)
+        await self._quietly(_reindex, scrub)
         try:
             while not self._draining:
                 self._bell.clear()
@@ -141,6 +144,7 @@ class Worker:
                     trimmed = monotonic()
                     await self._quietly(hooks.trim, self._runtime.engine)
                     await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
+                    await self._quietly(_reindex, scrub)
                 if not self._draining:
                     await self._rest(calm=not found)
             await self._drained(executor)
@@ -535,6 +539,12 @@ def log_transition(what: str, *, level: int = logging.INFO, exc_info: Any = None
     """Logs one line per transition, for people and for machines."""
     text = " ".join(f"{name}={value}" for name, value in fields.items())
     logger.log(level, "%s %s", what, text, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
+
+
+def _reindex(scrub: IndexScrub) -> None:
+    """Rebuilds index entries that are lost or damaged: a worker never claims such a run."""
+    for run in scrub.scrub():
+        log_transition("reindexed", level=logging.WARNING, run=run, because="its index entry was lost or damaged")
 
 
 def _log_error(what: str, error: Exception, **fields: Any) -> None:

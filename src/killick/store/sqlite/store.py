@@ -384,13 +384,18 @@ class SqliteStore(SqlReads):
 
     # finding ----------------------------------------------------------------------------------
 
-    def reindex(self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None) -> bool:
+    def reindex(
+        self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None,
+        delivered: int | None = None,
+    ) -> bool:  # fmt: skip
         with self._file.writing() as db:
             found = find_head(db, run)
             if found is None or found[2] != at:
                 return False
             number = found[0]
             counted: int = db.execute(Q.last_message, (number,)).fetchone()[0]
+            if delivered not in (None, counted):
+                return False
             db.execute(Q.drop_tags, (number,))
             db.execute(Q.drop_run, (number,))
             self._writes.put_index(db, number, index, delivered=counted)

@@ -59,7 +59,7 @@ DELETE FROM events WHERE id > ? AND id <= ?
 -- Storing an erased or a damaged chunk again restores its bytes.
 -- name: put_piece
 INSERT INTO pieces (hash, codec, body) VALUES (?, ?, ?)
-ON CONFLICT (hash) DO UPDATE SET codec = excluded.codec, body = excluded.body WHERE pieces.body IS NOT excluded.body
+ON CONFLICT (hash) DO UPDATE SET codec = excluded.codec, body = excluded.body WHERE excluded.body IS NOT NULL AND pieces.body IS NOT excluded.body
 
 -- name: use_piece
 INSERT OR IGNORE INTO piece_uses (number, kind, piece) SELECT ?, ?, piece FROM pieces WHERE hash = ?
