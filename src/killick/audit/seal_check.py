@@ -6,7 +6,7 @@ Recorded repairs, prunes and erasures are reported as explanations, not as fault
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from killick.audit.checkpoint import Checkpoint, SealedRun, checked, frontier, public_key
 from killick.audit.checkpoint import checkpoint as read_checkpoint
 from killick.audit.seal import SEALS, Leaf, LogMismatch, Seal, leaves, recorded_prunes, seals
-from killick.errors import ProofBroken
+from killick.errors import ProofBroken, StoreBroken
 from killick.log.log import Log
 from killick.log.paging import heads
 from killick.log.verify import Progress, Report
@@ -38,6 +38,8 @@ def verify(
     checkpoint: str | bytes | None = None,
     key: str | bytes | None = None,
     progress: Progress | None = None,
+    resumed: Report | None = None,
+    keep: Callable[[Report], None] = lambda _: None,
 ) -> Report:
     """Verifies one run, or the whole store, and compares it with its seals.
 
@@ -46,16 +48,19 @@ def verify(
     """
     proves = None if key is None else public_key(key)
     kept = None if checkpoint is None else checked(checkpoint, proves)
-    report = verify_logs(log, run, progress=progress)
+    report = verify_logs(log, run, progress=progress, report=resumed, keep=keep)
     check = _Check(log, report)
-    made = check.seals()
-    if proves is not None and made is not None:
-        check.signature(made, proves)
-    if kept is not None:
-        check.against(kept)
-    elif proves is not None and made is None:
-        check.say(None, "has no seals for the key to prove; `killick store seal` makes one")
-    check.runs(run, progress)
+    try:
+        made = check.seals()
+        if proves is not None and made is not None:
+            check.signature(made, proves)
+        if kept is not None:
+            check.against(kept)
+        elif proves is not None and made is None:
+            check.say(None, "has no seals for the key to prove; `killick store seal` makes one")
+        check.runs(run, progress)
+    except StoreBroken as error:
+        check.say(None, f"the seals cannot be compared: {error.reason}")
     return report
 
 
@@ -200,6 +205,9 @@ class _Check:
         except LogMismatch as mismatch:
             if wrong is None and self._report.first(head.run) is None:
                 wrong = (mismatch.seq, mismatch.what)
+        except StoreBroken:
+            if self._report.first(head.run) is None:
+                raise
         else:
             beyond = max(at, default=0)
             if wrong is None and beyond > head.seq:

@@ -11,9 +11,8 @@ from killick.store.records import Head, Row
 _ROWS: Final = 2_000
 
 
-def heads(store: Store) -> Iterator[tuple[int, Head]]:
-    """Yields every run's number and head, in order of creation, so that a fork comes after its parent."""
-    after = 0
+def heads(store: Store, *, after: int = 0) -> Iterator[tuple[int, Head]]:
+    """Yields the number and head of every run after a number, in order of creation: a fork comes after its parent."""
     while found := store.heads(after=after):
         yield from found
         after = found[-1][0]

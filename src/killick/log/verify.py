@@ -14,7 +14,7 @@ from typing import Final, get_args
 import msgspec
 from msgspec import structs
 
-from killick.errors import EventBroken, EventUnknown
+from killick.errors import EventBroken, EventUnknown, StoreBroken, StoreError, StoreReadOnly
 from killick.log.derived import index_fits, indexed_again, slots_fit, snapshot_of
 from killick.log.log import Log
 from killick.log.paging import heads, pages
@@ -24,7 +24,8 @@ from killick.model.chunks import Blob, children, references
 from killick.model.cipher import is_encrypted
 from killick.model.fold import FOLD, Fold
 from killick.model.ledger import Ledger
-from killick.store.protocol import opened, opened_piece, raw_store
+from killick.store.holes import next_readable
+from killick.store.protocol import Store, opened, opened_piece, raw_store
 from killick.store.records import Head, Problem, Row, Snapshot
 
 _TRIES: Final = 20
@@ -38,7 +39,10 @@ Progress = Callable[[str, int], None]
 
 
 class Report(msgspec.Struct):
-    """The result of a verification. `explained` lists legitimate differences from a seal."""
+    """The result of a verification. `explained` lists legitimate differences from a seal.
+
+    `reached` is the number of the last run that was verified, from which an interrupted verification continues.
+    """
 
     runs: int = 0
     events: int = 0
@@ -47,11 +51,17 @@ class Report(msgspec.Struct):
     seals: int = 0
     problems: list[Problem] = []
     explained: list[Problem] = []
+    reached: int = 0
 
     @property
     def holds(self) -> bool:
         """Whether only derived data, now rebuilt, was wrong."""
         return all(problem.healed for problem in self.problems)
+
+    @property
+    def broken(self) -> list[str]:
+        """The runs that fail verification, in the order in which they were found."""
+        return list(dict.fromkeys(each.run for each in self.problems if each.run is not None and not each.healed))
 
     def first(self, run: str) -> Problem | None:
         """Returns the first break of a run's log."""
@@ -59,23 +69,79 @@ class Report(msgspec.Struct):
         return min(found, key=lambda problem: (problem.seq is None, problem.seq or 0), default=None)
 
 
-def verify(log: Log, run: str | None = None, *, heal: bool = True, progress: Progress | None = None) -> Report:
+def verify(
+    log: Log,
+    run: str | None = None,
+    *,
+    heal: bool = True,
+    tables: bool = True,
+    progress: Progress | None = None,
+    report: Report | None = None,
+    keep: Callable[[Report], None] = lambda _: None,
+) -> Report:
     """Verifies one run or the whole store. Quarantines broken runs; rebuilds wrong derived data if `heal`.
 
-    Concurrent appends are allowed: a run is verified up to its head at the time of reading.
+    Concurrent appends are allowed: a run is verified up to its head at the time of reading. A damaged page stops
+    nothing: every run that can be read is verified. With the report of an interrupted verification it continues after
+    the last run there. `keep` gets the report after each run. Without `tables` the store's tables are inspected only
+    when a run cannot be read.
     """
-    report = Report()
-    if run is not None:
-        _verify_run(log, log.head(run), report, heal=heal, progress=progress)
-        return report
-    report.problems += log.store.inspect(heal=heal)
-    for _, head in heads(log.store):
-        _verify_run(log, head, report, heal=heal, progress=progress)
+    resumed, report = report is not None, report or Report()
+    if run is None and tables and not resumed:
+        _inspect(log, report, heal=heal)
+        keep(report)
+    inspected = run is None and (tables or any(problem.run is None for problem in report.problems))
+    for number, head in [(0, log.head(run))] if run is not None else _heads(log.store, report):
+        check = _settled(log, head, progress)
+        if check.unreadable and not inspected:
+            # A damaged index fails every run, and must quarantine none.
+            inspected = _inspect(log, report, heal=heal)
+            check = _settled(log, head, progress)
+        _file(log, check, report, heal=heal)
+        report.reached = number
+        keep(report)
     return report
 
 
-def _verify_run(log: Log, head: Head, report: Report, *, heal: bool, progress: Progress | None) -> None:
-    """Verifies one run, heals its derived data, and quarantines it if broken."""
+def _inspect(log: Log, report: Report, *, heal: bool) -> bool:
+    """Inspects the store's tables and rebuilds their damaged indexes."""
+    try:
+        report.problems += log.store.inspect(heal=heal)
+    except StoreBroken as error:
+        report.problems.append(Problem(where="file", what=error.reason))
+    return True
+
+
+def _heads(store: Store, report: Report) -> Iterator[tuple[int, Head]]:
+    """Yields the heads after the last verified run, and reports those that cannot be read."""
+    after: int | None = report.reached
+    while after is not None:
+        try:
+            for number, head in heads(store, after=after):
+                after = number
+                yield number, head
+            return
+        except StoreBroken as error:
+            what = f"heads after run number {after} cannot be read ({error.reason})"
+        # One at a time: those before the damaged page.
+        while found := _head_after(store, after):
+            after = found[0]
+            yield found
+        if found is None:
+            report.problems.append(Problem(where="heads", what=what))
+            after = next_readable(after, lambda at: _head_after(store, at) is not None)
+
+
+def _head_after(store: Store, after: int) -> tuple[int, Head] | tuple[()] | None:
+    """Returns the next head, () after the last, or None where the store is damaged."""
+    try:
+        return next(iter(store.heads(after=after, limit=1)), ())
+    except StoreBroken:
+        return None
+
+
+def _settled(log: Log, head: Head, progress: Progress | None) -> _RunCheck:
+    """Examines one run until the findings are final."""
     check = _RunCheck(log, head)
     tries = 0
     while not _examined(check, progress):
@@ -85,20 +151,35 @@ def _verify_run(log: Log, head: Head, report: Report, *, heal: bool, progress: P
             check.problems, check.healings = [], []
             break
         check = _RunCheck(log, log.store.head(head.run) or head)
-    if heal:
-        for healing in check.healings:
-            healing()
+    return check
+
+
+def _file(log: Log, check: _RunCheck, report: Report, *, heal: bool) -> None:
+    """Adds the findings to the report, heals the run's derived data, and quarantines it if broken."""
+    run = check.head.run
+    healed = heal and _healed(check)
     report.runs += 1
     report.events += check.events
     report.erased += check.erased
     report.repaired += check.repaired
     report.problems += [
-        structs.replace(problem, healed=True) if heal and problem.where in _DERIVED else problem
+        structs.replace(problem, healed=True) if healed and problem.where in _DERIVED else problem
         for problem in check.problems
     ]
     broken = next((problem for problem in check.problems if problem.where not in _DERIVED), None)
-    if broken is not None and log.store.head(head.run) is not None and log.store.quarantined(head.run) is None:
-        log.store.quarantine(head.run, f"{broken.what} at event {broken.seq}" if broken.seq else broken.what)
+    with contextlib.suppress(StoreBroken, StoreReadOnly):
+        if broken is not None and log.store.head(run) is not None and log.store.quarantined(run) is None:
+            log.store.quarantine(run, f"{broken.what} at event {broken.seq}" if broken.seq else broken.what)
+
+
+def _healed(check: _RunCheck) -> bool:
+    """Rebuilds the derived data of a run. False: a damaged page is in the way."""
+    try:
+        for healing in check.healings:
+            healing()
+    except StoreBroken:
+        return False
+    return True
 
 
 def _examined(check: _RunCheck, progress: Progress | None) -> bool:
@@ -112,8 +193,15 @@ def _examined(check: _RunCheck, progress: Progress | None) -> bool:
         stood = (check.head, check.store.index(check.head.run))
         check.compare()
         return not check.problems or stood == (check.store.head(check.head.run), check.store.index(check.head.run))
+    except StoreError as error:
+        if not isinstance(error, StoreBroken):
+            raise  # the store is out of reach or busy, and the run as it was
+        check.unreadable = True
+        check.say("events", f"cannot be read ({error.reason})", check.seq + 1)
+        return True
     except Exception as error:  # a damaged row can be anything, and one run's damage must not hide another's
-        check.say("events", f"cannot be read ({error})", check.seq + 1 if type(check.seq) is int else 1)
+        what = f"cannot be read ({getattr(error, 'reason', error)})"
+        check.say("events", what, check.seq + 1 if type(check.seq) is int else 1)
         return True
 
 
@@ -132,7 +220,7 @@ class _RunCheck:
         self.log = log.unchecked()
         self.store, self.head = self.log.store, head
         self.raw = raw_store(log.store)
-        self.hidden = False
+        self.hidden = self.unreadable = False
         self.problems: list[Problem] = []
         self.seq: int = head.base
         self.hash = b""
@@ -369,14 +457,15 @@ class _RunCheck:
     # derived data -----------------------------------------------------------------------------
 
     def compare(self) -> None:
-        """Compares messages, claims, snapshots, references and the index with the fold of the log."""
-        run, store = self.head.run, self.store
+        """Compares each stored copy of a run's facts with the fold of the log: one method a copy."""
         if self.unfolded is not None:
             raise self.unfolded
-        self._snapshots()
-        self._messages()
-        self._claims(self.ledger)
-        aside = store.displaced(run)
+        copies = (self._snapshots, self._messages, self._claims, self._aside, self._references, self._index)
+        for compare in copies:
+            compare()
+
+    def _aside(self) -> None:
+        aside = self.store.displaced(self.head.run)
         # A repair that a later one moved aside had moved rows aside itself.
         again = (event.set_aside for _, event in _readable(aside) if isinstance(event, e.RunRepaired))
         set_aside = self.set_aside + sum(again)
@@ -384,8 +473,6 @@ class _RunCheck:
             self.say("aside", f"{set_aside} events were set aside, {len(aside)} are there")
         for row in aside:
             self._keep(references(row.data or b""))
-        self._references()
-        self._index(self.fold)
 
     def _references(self) -> None:
         """Checks that the references are exactly the chunks that the log uses; erased chunks hide their children."""
@@ -434,11 +521,11 @@ class _RunCheck:
         if row is not None and row.delivered > len(messages):
             self.say("inbox", f"{row.delivered} messages were delivered, {len(messages)} are there")
 
-    def _claims(self, ledger: Ledger) -> None:
+    def _claims(self) -> None:
         held = {
             f"{claim.space}:{e.to_text(claim.key)}": seq for claim, seq in self.store.claimed(self.head.run).items()
         }
-        said = ledger.claims()
+        said = self.ledger.claims()
         for claim in said.keys() - held.keys():
             if said[claim] > self.head.base:  # an elder's claims are the elder's
                 self.say("claims", f"the claim on {claim} is missing", said[claim])
@@ -450,9 +537,9 @@ class _RunCheck:
         """Returns whether a repair removed the event at a seq: the messages and rights it consumed stay consumed."""
         return seq is not None and any(seq in gap for gap in self.gaps)
 
-    def _index(self, fold: Fold) -> None:
+    def _index(self) -> None:
         """Compares the index entry, and the conditions of deliveries: what one should have refused may be lost."""
-        run, store = self.head.run, self.store
+        run, store, fold = self.head.run, self.store, self.fold
         healing = partial(indexed_again, store, run, fold, at=self.head.seq)
         if not index_fits(store, run, fold):
             self.say("runs", "the index does not say what the log says")

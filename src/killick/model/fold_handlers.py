@@ -427,6 +427,7 @@ HANDLERS: Final[dict[type[e.Event], Callable[[FoldData, int, Any], None]]] = {
     system_events.HookMoved: _hook_moved,
     # The logs of seals, tokens and entries end after each, so that they are never due. Later ones are still appended.
     system_events.StoreSealed: _run_ended,
+    system_events.StoreVerified: _run_ended,
     system_events.TokenIssued: _run_ended,
     system_events.TokenRevoked: _run_ended,
     system_events.EntryKept: _run_ended,

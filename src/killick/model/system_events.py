@@ -121,6 +121,23 @@ class StoreSealed(Event, frozen=True, tag="store.sealed"):
     by: str | None = None
 
 
+# verification -------------------------------------------------------------------------------------
+
+
+class StoreVerified(Event, frozen=True, tag="store.verified"):
+    """A verification of the store began at `began` and is `done`, or reached the run with the number `reached`. It
+    verified `runs` and found `problems`. `last` is the seq of the last complete one; `every` is the interval in
+    microseconds of the worker that verifies. Data: `report`."""
+
+    began: int
+    reached: int
+    runs: int
+    problems: int
+    done: bool
+    last: int = 0
+    every: int | None = None
+
+
 # tokens -------------------------------------------------------------------------------------------
 
 Scope = Literal["viewer", "operator", "admin"]

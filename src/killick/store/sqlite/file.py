@@ -394,6 +394,11 @@ class SqliteFile(ForkedMutex):
             time.sleep(nap)
         return False
 
+    def vacuum(self) -> None:
+        """Writes the file again without the pages that no table uses, which may hold erased bytes."""
+        with self._mutex, self.explained():
+            self._execute("VACUUM")
+
     def borrow(self) -> sqlite3.Connection:
         """Returns a reading connection for one reader at a time."""
         self._identity.look()

@@ -1,14 +1,18 @@
-"""Re-reads a SQLite store row by row and reports damage. Changes nothing."""
+"""Re-reads a SQLite store row by row and reports damage. Changes nothing.
+
+The pages are the subject of `btrees`.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from killick.model.hashing import value_hash
 from killick.store.records import Problem, lane_of, row_check, tags_of
 from killick.store.sql.rows import problems_of
+from killick.store.sqlite.btrees import Holes, known_runs, readable
 from killick.store.sqlite.rows import Q
 from killick.store.sqlite.search_terms import damaged
 
@@ -24,12 +28,10 @@ _DERIVED: Final = ("piece_uses", "runs", "tags", "snapshots", "quarantine", "fee
 
 
 def inspect(db: sqlite3.Cursor, *, heal: bool) -> Iterator[Problem]:
-    """Returns every row that fails its checksum, has no owner, or is missing."""
-    for (line,) in db.execute("PRAGMA integrity_check(20)"):
-        if line != "ok":
-            yield Problem(where="file", what=str(line))
+    """Returns every row that fails its checksum, has no owner, or is missing; of a file whose pages can be read."""
     names: dict[int, str] = {row[0]: row[1] for row in db.execute(Q.all_heads)}
-    yield from _checksums(db, names)
+    for table, query in _CHECKED:
+        yield from _checksums(table, db.execute(query), names)
     yield from problems_of(db.execute(Q.strays).fetchall(), damaged(db, names), names, _DERIVED, heal=heal)
     for _, number in misplaced(db):
         what = "its lane is not that of its fairness key"
@@ -39,14 +41,25 @@ def inspect(db: sqlite3.Cursor, *, heal: bool) -> Iterator[Problem]:
         yield Problem(where="heads", what=f"{highest} runs were created, {counted} have a head")
 
 
-def _checksums(db: sqlite3.Cursor, names: dict[int, str]) -> Iterator[Problem]:
-    for table, query in _CHECKED:
-        for *columns, checksum in db.execute(query):
-            if row_check(*columns) != checksum:
-                number = columns[0] if isinstance(columns[0], int) else columns[2] if table == "claims" else None
-                number = number >> 32 if table == "aside" and number is not None else number
-                what = f"row {_label(columns)} is not as it was written"
-                yield Problem(where=table, what=what, run=names.get(number) if number is not None else None)
+def inspect_readable(db: sqlite3.Cursor) -> Iterator[Problem]:
+    """Returns the readable rows that fail their checksum, and the runs whose head cannot be read; of a damaged file."""
+    rows = {table: readable(db, table, Holes()) for table, _ in _CHECKED}
+    heads = list(rows["heads"])
+    names: dict[int, str] = {row[0]: row[1] for row in heads}
+    for run in known_runs(db):
+        if run not in names.values():
+            yield Problem(where="heads", what="its head is on a damaged page", run=run)
+    for table, found in {**rows, "heads": iter(heads)}.items():
+        yield from _checksums(table, found, names)
+
+
+def _checksums(table: str, rows: Iterable[tuple[Any, ...]], names: Mapping[int, str]) -> Iterator[Problem]:
+    for *columns, checksum in rows:
+        if row_check(*columns) != checksum:
+            number = columns[0] if isinstance(columns[0], int) else columns[2] if table == "claims" else None
+            number = number >> 32 if table == "aside" and number is not None else number
+            what = f"row {_label(columns)} is not as it was written"
+            yield Problem(where=table, what=what, run=names.get(number) if number is not None else None)
 
 
 def misplaced(db: sqlite3.Cursor) -> list[tuple[int, int]]:

@@ -27,11 +27,11 @@ from killick.store.notify import Notifier
 from killick.store.protocol import is_held, lease_clock_us
 from killick.store.sql.reads import LOG, SqlReads
 from killick.store.sql.rows import damaged_values, head_of, snapshot_of
-from killick.store.sqlite import listing, search_terms
+from killick.store.sqlite import btrees, listing, search_terms
 from killick.store.sqlite.conditions import conditions
 from killick.store.sqlite.due import DueQuery, due, soonest_us
 from killick.store.sqlite.file import SqliteFile
-from killick.store.sqlite.inspect import damaged_pieces, inspect, misplaced
+from killick.store.sqlite.inspect import damaged_pieces, inspect, inspect_readable, misplaced
 from killick.store.sqlite.rows import (
     HEAD_DAMAGED,
     SEQ_BITS,
@@ -491,7 +491,17 @@ class SqliteStore(SqlReads):
 
     def inspect(self, *, heal: bool = False) -> list[records.Problem]:
         with self._file.reading() as db:
-            found = list(inspect(db, heal=heal))
+            wrong = btrees.check(db)
+            trees = [] if wrong is None else list(btrees.damaged(db))
+        rebuilt = self._rebuild([tree for tree in trees if tree.is_derived]) if heal else set[str]()
+        found = [tree.problem(healed=tree.table in rebuilt) for tree in trees]
+        if wrong is not None and not trees:
+            found.append(records.Problem(where="file", what=wrong))
+        if any(tree.table not in rebuilt for tree in trees):
+            with self._file.reading() as db:
+                return found + list(inspect_readable(db))
+        with self._file.reading() as db:
+            found += inspect(db, heal=heal)
             damaged = damaged_pieces(db)
         found += damaged_values(damaged, heal=heal)
         if any(problem.healed for problem in found):
@@ -503,7 +513,31 @@ class SqliteStore(SqlReads):
                 clears = (Q.clear_uses, Q.clear_runs, Q.clear_tags, Q.clear_snapshots, Q.clear_quarantine)
                 for clear in (*clears, Q.clear_outbox):
                     db.execute(clear)
+                if "piece_uses" in rebuilt:
+                    db.execute(Q.keep_pieces)
         return found
+
+    def rebuild(self) -> list[records.Problem]:
+        """Writes every damaged table again, with the rows that can be read, and frees the damaged pages."""
+        with self._file.reading() as db:
+            trees = list(btrees.damaged(db))
+        rebuilt = self._rebuild(trees)
+        if rebuilt:
+            self._file.vacuum()
+        return [tree.problem(healed=tree.table in rebuilt) for tree in trees]
+
+    def _rebuild(self, trees: Sequence[btrees.Tree]) -> set[str]:
+        """Builds damaged trees again, each in a transaction of its own; returns the tables that are whole then."""
+        failed = set[str]()
+        for tree in trees:
+            try:
+                with self._file.reading() as reader, self._file.writing() as db:
+                    btrees.rebuild(db, tree, reader)
+                    if tree.table == "piece_uses":
+                        db.execute(Q.keep_pieces)
+            except (sqlite3.Error, StoreBroken):
+                failed.add(tree.table)
+        return {tree.table for tree in trees} - failed
 
     def conditions(self) -> list[records.Condition]:
         found = conditions(self._file)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,19 @@ import click
 import msgspec
 
 from killick.archive import bundle
-from killick.archive.export import read
+from killick.archive.export import export, read
 from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
-from killick.cli.commands.store.maintenance import some
+from killick.cli.commands.store.maintenance import LISTED_MAX, some
 from killick.cli.commands.store.seal import FILE, found_in, verify_file
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.progress import progress
-from killick.errors import ExportBroken, ProofBroken
+from killick.errors import ExportBroken, KillickError, ProofBroken, StoreBroken
 from killick.history.phrasing import counted
 from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
-from killick.log import Log, Report
+from killick.log import Log, Report, verification
 from killick.log.paging import heads
 from killick.permissions import read_input
 from killick.store import open_store
@@ -40,16 +41,20 @@ from killick.store.records import Problem
 @click.option("--archive", "archives", type=FILE, multiple=True,
               help="A file that pruned runs went into; with --checkpoint each is needed. May be repeated.")  # fmt: skip
 @click.option("--files", is_flag=True, help="Also verify that the vault has every file of the recorded snapshots.")
+@click.option("--restart", is_flag=True, help="Begin again, where an interrupted verification would continue.")
 @click.option("--accept-loss", is_flag=True,
               help="Open a SQLite file whose -wal file is missing, without the commits that it had.")  # fmt: skip
 def verify_command(
     shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None,
-    archives: tuple[Path, ...], files: bool, accept_loss: bool,
+    archives: tuple[Path, ...], files: bool, restart: bool, accept_loss: bool,
 ) -> Exit:  # fmt: skip
     """Verify the log of one run, of the whole store, or of an exported or archived file.
 
     Recomputes the hash chain and the state, and compares the seals. Rebuilds wrong derived data. Quarantines a run
-    whose log fails; other runs are not affected. Exits with 1 when something fails.
+    whose log fails; other runs are not affected. A damaged page stops nothing: each run is whole, damaged but
+    exportable, or lost. Exits with 1 when something fails.
+
+    A verification of the whole store that was interrupted continues where it was.
 
     A process that can write the store can also rewrite its seals, but not a checkpoint kept elsewhere: verify against
     one.
@@ -64,39 +69,46 @@ def verify_command(
         is_run = not bundle.is_archive(run) and shell.exists and shell.store.head(run) is not None
         if not is_run:
             return _verify_file(shell, run)
-    looked_at = [shell.log.head(shell.run(run))] if run else [head for _, head in heads(shell.store)]
-    done: Counter[str] = Counter()
-    total = sum(head.seq - head.base for head in looked_at)
-    if shell.store.head(SEALS) is not None:
-        total *= 2  # sealed events are read once more
+    try:
+        shell.store  # noqa: B018
+    except StoreBroken as error:
+        why = f"{error.reason}: no run can be read; copy the file away and restore a backup"
+        raise CommandFailed(f"{error.place}: {why}", Exit.BAD) from None
+    resumed = None if run or restart else verification.resume(shell.log)
+    recorder = verification.Recorder(shell.log, shell.clock, resumed=resumed)
+    before = None if resumed is None else resumed.report(shell.log)
+    if before is not None:
+        shell.note(f"continues after {counted(before.runs, 'run')} that were verified; --restart begins again")
     kept, public = (None if each is None else found_in(each) for each in (checkpoint, key))
-    with progress(shell) as tell:
-
-        def seen(name: str, events: int) -> None:
-            done[""] += events - done[name]
-            done[name] = events
-            tell("verifying", done[""], total)
-
+    with _progress(shell, run, before) as seen:
         try:
-            report = verify(shell.log, run, checkpoint=kept, key=public, progress=seen)
+            report = verify(
+                shell.log, run, checkpoint=kept, key=public, progress=seen, resumed=before,
+                keep=recorder.keep if run is None else lambda _: None,
+            )  # fmt: skip
         except ProofBroken as error:
             place, code = (key, Exit.MISTYPED) if error.subject == "key" else (checkpoint, Exit.BAD)
             raise CommandFailed(f"{place}: {error.reason}", code) from None
+    if run is None:
+        recorder.finish(report)
     broken = _first_breaks(report)
     if checkpoint is not None and run is None:
         broken += _unproved(shell.log, archives)
     held: Held | None = None
     if files:
         with progress(shell) as tell:
-            runs = [head.run for head in looked_at]
+            runs = [run] if run else [head.run for _, head in heads(shell.store)]
             held = verify_files(shell.log, runs, lambda done, total: tell("files", done, total))
     result = {"holds": report.holds and not broken}
     result |= {name: getattr(report, name) for name in ("runs", "events", "erased", "repaired", "seals")}
     found = {name: _fields(getattr(report, name)) for name in ("problems", "explained")}
     also = {} if held is None else {"files": msgspec.structs.asdict(held)}
-    shell.emit({**result, "broken": _fields(broken), **found, **also})
+    outcome = _outcome(shell.log, report)
+    shell.emit({**result, **msgspec.structs.asdict(outcome), "broken": _fields(broken), **found, **also})
     by_key = ", the last signed with this key" if key is not None else ""
-    _print_report(shell, report, broken, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}")
+    _print_report(
+        shell, report, broken, outcome, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}"
+    )
     if held is not None:
         _print_files(shell, held)
     return Exit.DONE if report.holds and not broken and (held is None or held.holds) else Exit.BAD
@@ -158,7 +170,59 @@ def _fields(problems: Sequence[Problem]) -> list[dict[str, Any]]:
     return [msgspec.structs.asdict(problem) for problem in problems]
 
 
-def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], proved: str) -> None:
+class Outcome(msgspec.Struct, frozen=True):
+    """How many runs are whole, and which of the others can still be exported or not."""
+
+    whole: int
+    exportable: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def _outcome(log: Log, report: Report) -> Outcome:
+    names = {each.run for each in report.problems if each.run and not each.healed and each.where != "seals"}
+    failing = [run for run in report.broken if run in names]
+    exportable = tuple(run for run in failing if _is_exportable(log, run))
+    return Outcome(
+        whole=max(report.runs - sum(_has_head(log, run) for run in failing), 0),
+        exportable=exportable,
+        lost=tuple(run for run in failing if run not in exportable),
+    )
+
+
+def _has_head(log: Log, run: str) -> bool:
+    with contextlib.suppress(StoreBroken):
+        return log.store.head(run) is not None
+    return False
+
+
+def _is_exportable(log: Log, run: str) -> bool:
+    try:
+        export(log, run)
+    except (KillickError, msgspec.MsgspecError, ValueError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _progress(shell: Shell, run: str | None, before: Report | None) -> Generator[Callable[[str, int], None]]:
+    """Yields a function of a run and how many of its events were verified."""
+    done: Counter[str] = Counter() if before is None else Counter({"": before.events})
+    total = 0
+    with contextlib.suppress(StoreBroken):  # then the total is unknown
+        found = [shell.log.head(shell.run(run))] if run else [head for _, head in heads(shell.store)]
+        # Sealed events are read once more.
+        total = sum(head.seq - head.base for head in found) * (1 if shell.store.head(SEALS) is None else 2)
+    with progress(shell) as tell:
+
+        def seen(name: str, events: int) -> None:
+            done[""] += events - done[name]
+            done[name] = events
+            tell("verifying", done[""], total)
+
+        yield seen
+
+
+def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], outcome: Outcome, proved: str) -> None:
     for problem in broken:
         at = f"breaks at event {problem.seq}: " if problem.seq is not None else ""
         shell.say("✗", (problem.run or shell.store.place, "bold"), f"  {at}{problem.what} ({problem.where})")
@@ -177,9 +241,22 @@ def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], prove
         if report.seals:
             shell.say("✓", f"and matches its seals: {counted(report.seals, 'seal')}{proved}")
     else:
-        differ = {problem.run for problem in broken if problem.run and problem.where == "seals"}
-        runs = len({problem.run for problem in broken if problem.run} - differ)
-        if runs or not differ:
-            shell.say("", f"{counted(runs, 'run')} of {report.runs:,} {'fails' if runs == 1 else 'fail'} verification")
-        if differ:
-            shell.say("", f"{counted(len(differ), 'run')} {'does' if len(differ) == 1 else 'do'} not match the seals")
+        _print_outcome(shell, report, broken, outcome)
+
+
+def _print_outcome(shell: Shell, report: Report, broken: Sequence[Problem], outcome: Outcome) -> None:
+    """What fails, what of that can still be exported, and the next move."""
+    differ = {problem.run for problem in broken if problem.run and problem.where == "seals"}
+    runs = len(outcome.exportable) + len(outcome.lost)
+    if runs or not differ:
+        shell.say("", f"{counted(runs, 'run')} of {report.runs:,} {'fails' if runs == 1 else 'fail'} verification")
+        shell.say("", f"{counted(outcome.whole, 'run')} {'is' if outcome.whole == 1 else 'are'} whole")
+    for what, names in (("can still be exported", outcome.exportable), ("cannot be exported", outcome.lost)):
+        if names:
+            more = f" and {len(names) - LISTED_MAX:,} more" if len(names) > LISTED_MAX else ""
+            shell.say("", f"{counted(len(names), 'run')} {what}: {', '.join(names[:LISTED_MAX])}{more}")
+    if differ:
+        shell.say("", f"{counted(len(differ), 'run')} {'does' if len(differ) == 1 else 'do'} not match the seals")
+    if runs or any(problem.run is None and problem.where != "seals" for problem in broken):
+        shell.say("", "Fetch what is damaged from a backup, an archive or an export, or from other runs here:")
+        shell.say_next("store", "repair", "--from", "BACKUP")

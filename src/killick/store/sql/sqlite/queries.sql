@@ -74,6 +74,10 @@ UPDATE pieces SET body = NULL WHERE hash = ?
 SELECT kind, pieces.hash FROM piece_uses JOIN pieces USING (piece)
 WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed)
 
+-- Keeps every value from the sweep until verification has found the runs that use it.
+-- name: keep_pieces
+INSERT OR IGNORE INTO piece_uses (number, kind, piece) SELECT 0, 0, piece FROM pieces
+
 -- name: drop_uses
 DELETE FROM piece_uses WHERE number = ?
 

@@ -1,0 +1,192 @@
+"""Finds the damaged b-trees of a SQLite file, reads around their damaged pages, and builds derived ones again.
+
+A page that a disk lost makes every statement fail that touches it. REINDEX and DROP touch every page of a tree, so a
+damaged tree is replaced: a new one takes its place in the schema, and VACUUM frees the pages of the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from killick.store.holes import next_readable
+from killick.store.records import Problem
+
+_DERIVED: Final = frozenset({"piece_uses", "runs", "tags", "snapshots", "quarantine", "marks", "marked", "rate_limits"})
+"""Tables that verification of the runs writes again; losing a rate limit only forgets calls."""
+
+_REBUILT: Final = "_rebuilt"
+_PASSING: Final = frozenset({
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_NOMEM,
+})  # fmt: skip
+_UNUSED: Final = re.compile(r"(\*\*\* in database main \*\*\*\s*)?(Page \d+( is|:) never used\s*)*")
+"""What the integrity check says of pages that no tree uses: they hold nothing."""
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Returns whether an error means that the file cannot be read, and not that it is busy or the disk full."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF not in _PASSING
+
+
+def check(db: sqlite3.Cursor) -> str | None:
+    """Returns what is wrong with the file's pages, or None."""
+    return _complaint(db, "PRAGMA integrity_check(20)")
+
+
+class Tree(NamedTuple):
+    """A damaged tree: its table, the index or None, and what is wrong with it."""
+
+    table: str
+    index_name: str | None
+    what: str
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether nothing is lost with it."""
+        return self.index_name is not None or self.table in _DERIVED
+
+    def problem(self, *, healed: bool) -> Problem:
+        part = f"pages of the index {self.index_name}" if self.index_name else "pages"
+        return Problem(where=self.table, what=f"{part} are damaged: {self.what}", healed=healed and self.is_derived)
+
+
+def damaged(db: sqlite3.Cursor) -> Iterator[Tree]:
+    """Yields the damaged trees. Reads the whole file."""
+    for table in [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()]:
+        holes = Holes()
+        for _ in readable(db, table, holes):
+            pass
+        if holes.what:
+            yield Tree(table, None, holes.what)
+        elif (what := _complaint(db, f"PRAGMA integrity_check({table})")) is not None:
+            for index, _ in _indexes(db, table):
+                yield Tree(table, index, what)
+
+
+def _indexes(db: sqlite3.Cursor, table: str) -> list[tuple[str, str | None]]:
+    """Returns a table's indexes and their SQL. The key of a table without rowid is the table itself."""
+    query = "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ?"
+    return db.execute(query, (table,)).fetchall()
+
+
+def known_runs(db: sqlite3.Cursor) -> Iterator[str]:
+    """Yields the runs that have a head, by the index of their names alone."""
+    query = "SELECT run FROM heads INDEXED BY sqlite_autoindex_heads_1"
+    for (run,) in _until_damaged(db, query, (), Holes()):
+        yield run
+
+
+def _complaint(db: sqlite3.Cursor, pragma: str) -> str | None:
+    try:
+        lines = [str(line) for (line,) in db.execute(pragma) if line != "ok" and not _UNUSED.fullmatch(str(line))]
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        return str(error)
+    return "; ".join(" ".join(line.removeprefix("*** in database main ***").split()) for line in lines) or None
+
+
+# reading around -----------------------------------------------------------------------------------
+
+
+class Holes:
+    """What is wrong with the rows of a table that could not be read; "": nothing."""
+
+    def __init__(self) -> None:
+        self.what = ""
+
+
+def readable(db: sqlite3.Cursor, table: str, holes: Holes) -> Iterator[tuple[Any, ...]]:
+    """Yields every row that is on a readable page, in no order. Notes the rest in `holes`."""
+    columns = db.execute(f"PRAGMA table_info({table})").fetchall()
+    key = [column[1] for column in sorted(columns, key=lambda column: column[5]) if column[5]]
+    names = ", ".join(column[1] for column in columns)
+    if len(key) == 1 and columns[0][1] == key[0] and columns[0][2] == "INTEGER":
+        yield from _by_number(db, f"SELECT {names} FROM {table} NOT INDEXED", key[0], holes)
+        return
+    query = f"SELECT {names} FROM {table} NOT INDEXED"
+    if not key:
+        yield from _until_damaged(db, query, (), holes)
+        return
+    order = ", ".join(key)
+    yield from _until_damaged(db, f"{query} ORDER BY {order}", (), holes)
+    if holes.what:  # from the other end; rows that come twice are for the reader to ignore
+        yield from _until_damaged(db, f"{query} ORDER BY {order.replace(',', ' DESC,')} DESC", (), holes)
+
+
+def _by_number(db: sqlite3.Cursor, query: str, key: str, holes: Holes) -> Iterator[tuple[Any, ...]]:
+    """Reads a table with a number as its key, and finds the end of each unreadable range."""
+    query = f"{query} WHERE {key} >= ? ORDER BY {key}"
+    first: int | None = -(1 << 62)
+    while first is not None:
+        last = first - 1
+        here = Holes()
+        for row in _until_damaged(db, query, (first,), here):
+            if not isinstance(row[0], int) or row[0] <= last:
+                here.what = "its rows are out of order"
+                break
+            last = row[0]
+            yield row
+        if not here.what:
+            return
+        holes.what = holes.what or here.what
+        first = next_readable(last + 1, lambda at: _can_read(db, f"{query} LIMIT 1", at))
+
+
+def _can_read(db: sqlite3.Cursor, query: str, first: int) -> bool:
+    holes = Holes()
+    for row in _until_damaged(db, query, (first,), holes):
+        return isinstance(row[0], int) and row[0] >= first
+    return not holes.what
+
+
+def _until_damaged(db: sqlite3.Cursor, query: str, values: Sequence[Any], holes: Holes) -> Iterator[tuple[Any, ...]]:
+    try:
+        yield from db.connection.cursor().execute(query, values)
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        holes.what = holes.what or str(error)
+
+
+# building again -----------------------------------------------------------------------------------
+
+
+def rebuild(db: sqlite3.Cursor, tree: Tree, reader: sqlite3.Cursor) -> None:
+    """Replaces a damaged index, or a damaged table with its readable rows and its indexes.
+
+    The rows come from another connection: a failed read spoils the transaction of its own.
+    """
+    db.execute("PRAGMA writable_schema = ON")
+    table, fresh = tree.table, f"{tree.table}{_REBUILT}"
+    if tree.index_name is not None:
+        columns = ", ".join(row[2] for row in db.execute(f"PRAGMA index_info({tree.index_name})"))
+        _, _, where = (_sql(db, tree.index_name) or "").partition(" WHERE ")
+        db.execute(f"CREATE INDEX {fresh} ON {table} ({columns}){f' WHERE {where}' if where else ''}")
+        trees = {tree.index_name: fresh}
+    else:
+        db.execute(re.sub(rf'CREATE TABLE "?{table}"?', f"CREATE TABLE {fresh}", _sql(db, table) or "", count=1))
+        for row in readable(reader, table, Holes()):
+            with contextlib.suppress(sqlite3.IntegrityError):  # a damaged row that a STRICT table refuses
+                db.execute(f"INSERT OR IGNORE INTO {fresh} VALUES ({', '.join('?' * len(row))})", row)
+        trees = {table: fresh}
+        for index, sql in _indexes(db, table):
+            if sql is None:
+                trees[index] = index.replace(f"_{table}_", f"_{fresh}_")
+            else:
+                trees[index] = f"{index}{_REBUILT}"
+                db.execute(re.sub(rf"INDEX {index} ON {table}\b", f"INDEX {trees[index]} ON {fresh}", sql))
+    for name, other in trees.items():
+        root = "(SELECT rootpage FROM sqlite_schema WHERE name = ?)"
+        db.execute(f"UPDATE sqlite_schema SET rootpage = {root} WHERE name = ?", (other, name))
+    db.executemany("DELETE FROM sqlite_schema WHERE name = ?", [(other,) for other in trees.values()])
+    db.execute("PRAGMA writable_schema = RESET")
+
+
+def _sql(db: sqlite3.Cursor, name: str) -> str | None:
+    found = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchone()
+    return None if found is None else found[0]
