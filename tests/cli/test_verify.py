@@ -103,7 +103,9 @@ def test_every_broken_run_is_named_with_its_first_break_and_the_exit_code_says_s
     out, _ = did(capsys, "store", "verify", code=1)
     assert "✗ even  breaks at event 3: " in out
     assert "    killick store repair late" in out
-    assert out.splitlines()[-1] == "2 runs of 3 fail verification"
+    assert "2 runs of 3 fail verification" in out.splitlines()
+    assert (found["whole"], found["exportable"], found["lost"]) == (1, [], ["even", "late"])
+    assert out.splitlines()[-1] == "    killick store repair --from BACKUP"
     assert did(capsys, "store", "verify", "odd")[0].startswith("✓")
     assert did(capsys, "store", "verify", "even", code=1)[0].splitlines()[-1] == "1 run of 1 fails verification"
 

@@ -9,11 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from stories import START_US, Story, started
 
 from families import fork_of
-from killick.errors import KillickError, RunBroken, StoreBroken
+from killick.errors import KillickError, RunBroken, StoreBroken, StoreUnavailable
 from killick.log import Entry, Log, Report, repair, verify
 from killick.model import events as e
 from killick.store import SqliteStore
@@ -225,6 +226,61 @@ def test_a_dropped_row_is_found(original: Path, tmp_path: Path, table: str) -> N
         assert report.problems, f"{table} {key}"
         derived = table in DERIVED or (table == "pieces" and key in only_in_snapshots(original))
         assert report.holds == derived, (table, key, report.problems)
+
+
+def test_a_snapshot_that_is_whole_and_not_what_the_log_folds_to_is_found(original: Path, tmp_path: Path) -> None:
+    def change(db: sqlite3.Connection) -> None:
+        """The root of an earlier snapshot: its chunks are there, and match their hashes."""
+        roots = db.execute("SELECT seq, root FROM snapshots WHERE number = 1 ORDER BY seq").fetchall()
+        assert len(roots) > 1
+        db.execute("UPDATE snapshots SET root = ? WHERE number = 1 AND seq = ?", (roots[0][1], roots[-1][0]))
+
+    path = tamper(original, tmp_path, change)
+    found = check(path).problems
+    assert [(problem.run, problem.where, problem.healed) for problem in found] == [("run_1", "snapshots", True)]
+    assert check(path).problems == []
+
+
+def test_a_verification_continues_after_the_last_run_that_it_verified(original: Path, tmp_path: Path) -> None:
+    path = tamper(original, tmp_path, lambda db: db.execute("DELETE FROM events WHERE id = (1 << 32) + 5"))
+    store = SqliteStore(path)
+    log, visited = Log(store), list[str]()
+
+    class Killed(Exception):
+        pass
+
+    kept = list[bytes]()
+
+    def keep(report: Report) -> None:
+        kept.append(msgspec.json.encode(report))
+        if report.runs == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        verify(log, keep=keep)
+    resumed = msgspec.json.decode(kept[-1], type=Report)
+    report = verify(log, report=resumed, progress=lambda run, _: visited.append(run))
+    assert set(visited) == set(RUNS[2:])
+    assert report.runs == len(RUNS)
+    assert report.broken == ["run_1"]
+    log.close()
+    store.close()
+
+
+def test_a_store_that_cannot_be_reached_quarantines_nothing(original: Path, tmp_path: Path) -> None:
+    store = SqliteStore(tamper(original, tmp_path, lambda _: None))
+    log, read = Log(store), store.read
+
+    def refused(*args: Any, **options: Any) -> Any:
+        raise StoreUnavailable(store.place, "the network is gone")
+
+    store.read = refused  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        verify(log, "run_1")
+    store.read = read  # type: ignore[method-assign]
+    assert store.quarantined("run_1") is None
+    log.close()
+    store.close()
 
 
 def test_a_missing_snapshot_is_no_fault(original: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -393,3 +393,19 @@ def _piece(line: ValueLine) -> Blob:
     if (body is None) != line.erased:
         raise ValueError("a value is either present or erased")
     return Blob(e.from_text(line.hash), line.codec, body)
+
+
+class ExportSource:
+    """The rows and values of an export as they were read, not verified."""
+
+    def __init__(self, export: Export) -> None:
+        self._rows = {(run, row.seq): row for run, rows in export.rows.items() for row in rows}
+        self._pieces = export.pieces
+
+    def row(self, run: str, seq: int) -> Row | None:
+        """Returns an event."""
+        return self._rows.get((run, seq))
+
+    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        """Returns stored values by hash."""
+        return {digest: self._pieces[digest] for digest in hashes if digest in self._pieces}

@@ -208,8 +208,11 @@ def _examined(check: _RunCheck, progress: Progress | None) -> bool:
 def last_good(log: Log, head: Head) -> tuple[int, bytes, str]:
     """Returns the last valid seq, its hash, and the first problem after it ("" if none)."""
     check = _RunCheck(log, head)
-    for _ in check.walk():
-        pass
+    try:
+        for _ in check.walk():
+            pass
+    except StoreBroken as error:
+        return check.good_seq, check.good_hash, error.reason
     return check.good_seq, check.good_hash, check.problems[0].what if check.problems else ""
 
 
@@ -441,18 +444,10 @@ class _RunCheck:
             else:
                 self.say("events", "the data is missing, and no event says it was erased", seq)
         for seq, digest in self.gone:
-            if digest in self.erased_pieces or self._erased_elsewhere(digest):
+            if digest in self.erased_pieces or erased_elsewhere(self.store, digest):
                 self.erased += 1
             else:
                 self.say("pieces", f"value {digest.hex()[:12]} is empty, and no event says it was erased", seq)
-
-    def _erased_elsewhere(self, digest: bytes) -> bool:
-        """Returns whether another run erased a shared chunk; that erases it for all runs."""
-        text = e.to_text(digest)
-        runs = (pages(self.store, head.run, data=False) for _, head in heads(self.store))
-        bodies = (row.body for run in runs for rows in run for row in rows)
-        erased = (event_codec.decode(body) for body in bodies if body.startswith(b'{"kind":"value.erased"'))
-        return any(isinstance(event, e.ValueErasedOnPurpose) and text in event.pieces for event in erased)
 
     # derived data -----------------------------------------------------------------------------
 
@@ -554,3 +549,12 @@ def _readable(rows: Collection[Row]) -> Iterator[tuple[int, e.Event]]:
     for row in rows:
         with contextlib.suppress(EventBroken, EventUnknown):
             yield row.seq, event_codec.decode(row.body)
+
+
+def erased_elsewhere(store: Store, digest: bytes) -> bool:
+    """Returns whether any run erased a shared chunk; that erases it for all runs."""
+    text = e.to_text(digest)
+    runs = (pages(store, head.run, data=False) for _, head in heads(store))
+    bodies = (row.body for run in runs for rows in run for row in rows)
+    erased = (event_codec.decode(body) for body in bodies if body.startswith(b'{"kind":"value.erased"'))
+    return any(isinstance(event, e.ValueErasedOnPurpose) and text in event.pieces for event in erased)

@@ -424,6 +424,13 @@ class MemoryStore(Runs):
             run.rows |= {row.seq: row for row in rows}
             run.head, run.terms, run.indexed_to = head, set(), None
 
+    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
+        with self._open():
+            self._known(run)
+            stored = self._runs[run]
+            stored.rows = dict(sorted((stored.rows | {row.seq: row for row in rows}).items()))
+            self._pieces |= {piece.hash: piece for piece in pieces}
+
     def displaced(self, run: str) -> list[records.Row]:
         with self._open():
             return list(self._runs[run].displaced)

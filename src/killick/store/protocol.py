@@ -336,6 +336,10 @@ class Store(Protocol):
         """Displaces a run's rows after `keep`, writes these rows instead and moves the head onto them."""
         ...
 
+    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
+        """Writes damaged or missing rows and values again. The head stays; the caller compared every hash."""
+        ...
+
     def displaced(self, run: str) -> list[records.Row]:
         """Returns the rows that repairs displaced from the log."""
         ...
@@ -395,6 +399,15 @@ def lease_all(store: Store, runs: Sequence[str], holder: str, *, seconds: float)
         except LogError as refused:
             leased.append(refused)
     return leased
+
+
+def rebuild(store: Store) -> list[records.Problem]:
+    """Writes the damaged tables of a store again, with the rows that can be read, where a store keeps its own pages.
+
+    Returns the damage; a problem that is not healed lost rows.
+    """
+    found: Callable[[], list[records.Problem]] = getattr(store, "rebuild", list)
+    return found()
 
 
 def is_tagged(store: Store, tag: str) -> bool:

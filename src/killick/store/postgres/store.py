@@ -363,6 +363,17 @@ class PostgresStore(SqlReads):
 
         self._server.transact(write, was_committed)
 
+    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
+        def write(session: Session) -> None:
+            number = self._known(session, run)[0]
+            session.run(self._q.drop_rows, number, [row.seq for row in rows])
+            columns = zip(*((row.seq, row.body, row.hash, row.data) for row in rows), strict=True)
+            session.run(self._q.put_events, number, *([list(column) for column in columns] or [[]] * 4))
+            values = zip(*((piece.hash, piece.codec, piece.body) for piece in pieces), strict=True)
+            session.run(self._q.restore_pieces, *([list(column) for column in values] or [[]] * 3))
+
+        self._server.transact(write)
+
     def remove(self, run: str, *, at: int | None = None, delivered: int | None = None) -> bool:
         def write(session: Session) -> bool:
             number, _, seq, *_ = self._known(session, run)

@@ -140,7 +140,7 @@ def delivery_args(sent: Delivery, binary: BinaryArgs) -> dict[str, Any]:
         "body": binary.put(sent.body),
         "by": sent.by,
         "at_us": str(sent.at_us),
-        "pieces": _pieces(sent.pieces, binary),
+        "pieces": pieces_args(sent.pieces, binary),
         "waits_for": sent.waits_for,
     }
 
@@ -161,7 +161,7 @@ def _append(item: Append, binary: BinaryArgs) -> dict[str, Any]:
         create = item.create
         args["create"] = {"parent": create.parent, "holder": create.holder, "lease_us": lease_us(create.lease_seconds)}
     if item.pieces:
-        args["pieces"] = _pieces(item.pieces, binary)
+        args["pieces"] = pieces_args(item.pieces, binary)
     for name, claims in (("claims", item.claims), ("releases", item.releases)):
         if claims:
             args[name] = [(claim.space, binary.put(claim.key)) for claim in claims]
@@ -181,12 +181,12 @@ def _append(item: Append, binary: BinaryArgs) -> dict[str, Any]:
     return args
 
 
-def _pieces(pieces: Iterable[Blob], binary: BinaryArgs) -> list[tuple[int, str, int | None]]:
+def pieces_args(pieces: Iterable[Blob], binary: BinaryArgs) -> list[tuple[int, str, int | None]]:
     return [(binary.put(piece.hash), piece.codec, binary.put_if(piece.body)) for piece in pieces]
 
 
 def _snapshot(shot: Snapshot, binary: BinaryArgs) -> dict[str, Any]:
-    pieces = _pieces(shot.pieces, binary)
+    pieces = pieces_args(shot.pieces, binary)
     return {
         "name": f"{shot.seq}:{shot.fold}",
         "hash": binary.put(shot.hash),

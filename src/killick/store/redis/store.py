@@ -37,6 +37,7 @@ from killick.store.redis.rows import (
     int_of,
     lease_us,
     message_of,
+    pieces_args,
     row_args,
     row_of,
     run_row_of,
@@ -484,6 +485,12 @@ class RedisStore:
                 raise StoreError(f"{head.run}: a repair moves the head forward, {at} to {head.seq} does not")
 
         self._server.run(write)
+
+    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
+        binary = BinaryArgs()
+        args = {"run": run, "rows": row_args(rows, binary), "pieces": pieces_args(pieces, binary)}
+        if not self._ask("restore", args, binary.blobs):
+            raise RunUnknown(run)
 
     def displaced(self, run: str) -> list[records.Row]:
         found = self._command("LRANGE", self._key("aside", run), 0, -1)

@@ -468,6 +468,14 @@ class SqliteStore(SqlReads):
             db.execute(Q.put_head, (*moved, records.row_check(*moved)))
             search_terms.forget(db, [number])
 
+    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
+        with self._file.writing() as db:
+            first = require_head(db, run)[0] << SEQ_BITS
+            for row in rows:
+                db.execute(Q.drop_events, (first + row.seq - 1, first + row.seq))
+                db.execute(Q.put_event, (first + row.seq, row.body, row.data, row.hash))
+            db.executemany(Q.restore_piece, [(piece.hash, piece.codec, piece.body) for piece in pieces])
+
     def remove(self, run: str, *, at: int | None = None, delivered: int | None = None) -> bool:
         with self._file.writing() as db:
             found = require_head(db, run)

@@ -1,12 +1,13 @@
-"""`killick store`: repair, erase, rotate and export; and the helpers of the maintenance commands."""
+"""`killick store`: erase, rotate and export; and the helpers of the maintenance commands."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import click
 import msgspec
@@ -15,17 +16,16 @@ from rich.filesize import decimal
 from killick.archive.export import export
 from killick.audit.seal import SEALS
 from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
-from killick.cli.exit_codes import CommandFailed
+from killick.cli.exit_codes import CommandFailed, Exit
 from killick.engine.control.commands import leased
-from killick.errors import LogError
+from killick.errors import StoreBroken
 from killick.history.phrasing import counted
-from killick.log import repair
 from killick.log.log import Log
 from killick.log.paging import heads
-from killick.log.verify import last_good
 from killick.model import event_codec, page_events
 from killick.model import events as e
-from killick.store.records import ENDED
+from killick.store import open_store
+from killick.store.records import ENDED, Problem
 
 T = TypeVar("T")
 
@@ -40,42 +40,20 @@ def some(shell: Shell, found: Collection[T]) -> Iterator[T]:
         shell.say("", (f"  and {len(found) - LISTED_MAX:,} more; --json lists them", "dim"))
 
 
-@command("repair")
-@run_argument
-@click.option("--reason", metavar="WHY", default="repaired on the command line", help="Why, for the record.")
-@dry_run_option
-@yes_option
-def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool) -> None:
-    """Repair a run whose log fails verification.
-
-    Sets the failing part of its log aside, without deleting it. Effects in that part are in doubt. The run then waits
-    for a person.
-    """
-    kept, _, what = last_good(shell.log, shell.log.head(run))
-    report: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
-    if dry_run:
-        shell.emit(report)
-        shell.say("", f"{run} is intact up to event {kept}; then: {what or 'nothing'}")
-        return
-    if what:
-        shell.confirm(f"{run} is intact up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
-    was_apart = shell.store.quarantined(run) is not None
+def open_damaged(shell: Shell) -> list[Problem]:
+    """Opens the store, and rebuilds its indexes first where a damaged one prevents that. Returns what was damaged."""
+    found: list[Problem] = []
     try:
-        event = repair(shell.log, run, at=shell.clock.now_us(), reason=reason, by=current_user())
-    except LogError as said:
-        if what or not was_apart:
-            raise
-        shell.emit(report)
-        shell.say("✓", str(said))
-        return
-    shell.emit(report | msgspec.to_builtins(event))
-    found = f"set aside {counted(event.set_aside, 'event')} of {event.first} to {event.last}"
-    shell.say("✓", (run, "bold"), f"  kept events up to {kept}, {found}")
-    for doubt in event.doubts:
-        shell.say("?", f"{doubt.tool} at step {doubt.step} may have happened")
-    shell.say("", "It waits for a person now. Look at it, then resume it:")
-    shell.say_next("show", run)
-    shell.say_next("resume", run)
+        try:
+            shell.store  # noqa: B018
+        except StoreBroken:
+            with contextlib.closing(open_store(shell.url, create=False)) as raw:
+                found = [each for each in raw.inspect(heal=True) if each.healed]
+            shell.store  # noqa: B018
+    except StoreBroken as error:
+        why = f"{error.reason}: no run can be read; copy the file away and restore a backup"
+        raise CommandFailed(f"{error.place}: {why}", Exit.BAD) from None
+    return found
 
 
 # erase --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from killick.archive import bundle
 from killick.archive.export import export, read
 from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
-from killick.cli.commands.store.maintenance import LISTED_MAX, some
+from killick.cli.commands.store.maintenance import LISTED_MAX, open_damaged, some
 from killick.cli.commands.store.seal import FILE, found_in, verify_file
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
@@ -69,11 +69,7 @@ def verify_command(
         is_run = not bundle.is_archive(run) and shell.exists and shell.store.head(run) is not None
         if not is_run:
             return _verify_file(shell, run)
-    try:
-        shell.store  # noqa: B018
-    except StoreBroken as error:
-        why = f"{error.reason}: no run can be read; copy the file away and restore a backup"
-        raise CommandFailed(f"{error.place}: {why}", Exit.BAD) from None
+    damaged = open_damaged(shell)
     resumed = None if run or restart else verification.resume(shell.log)
     recorder = verification.Recorder(shell.log, shell.clock, resumed=resumed)
     before = None if resumed is None else resumed.report(shell.log)
@@ -89,6 +85,7 @@ def verify_command(
         except ProofBroken as error:
             place, code = (key, Exit.MISTYPED) if error.subject == "key" else (checkpoint, Exit.BAD)
             raise CommandFailed(f"{place}: {error.reason}", code) from None
+    report.problems[:0] = damaged
     if run is None:
         recorder.finish(report)
     broken = _first_breaks(report)
@@ -249,8 +246,8 @@ def _print_outcome(shell: Shell, report: Report, broken: Sequence[Problem], outc
     differ = {problem.run for problem in broken if problem.run and problem.where == "seals"}
     runs = len(outcome.exportable) + len(outcome.lost)
     if runs or not differ:
-        shell.say("", f"{counted(runs, 'run')} of {report.runs:,} {'fails' if runs == 1 else 'fail'} verification")
-        shell.say("", f"{counted(outcome.whole, 'run')} {'is' if outcome.whole == 1 else 'are'} whole")
+        total = outcome.whole + runs
+        shell.say("", f"{counted(runs, 'run')} of {total:,} {'fails' if runs == 1 else 'fail'} verification")
     for what, names in (("can still be exported", outcome.exportable), ("cannot be exported", outcome.lost)):
         if names:
             more = f" and {len(names) - LISTED_MAX:,} more" if len(names) > LISTED_MAX else ""

@@ -361,6 +361,13 @@ SET body = excluded.body, hash = excluded.hash, data = excluded.data, checksum =
 -- name: drop_events
 DELETE FROM killick.events WHERE number = $1 AND seq > $2
 
+-- name: drop_rows
+DELETE FROM killick.events WHERE number = $1 AND seq = ANY ($2::bigint[])
+
+-- name: restore_pieces
+INSERT INTO killick.pieces (hash, codec, body) SELECT * FROM unnest($1::bytea[], $2::text[], $3::bytea[])
+ON CONFLICT (hash) DO UPDATE SET codec = excluded.codec, body = excluded.body
+
 -- name: put_events
 INSERT INTO killick.events (number, seq, body, hash, data)
 SELECT $1, * FROM unnest($2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])

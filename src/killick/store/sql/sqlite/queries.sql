@@ -61,6 +61,10 @@ DELETE FROM events WHERE id > ? AND id <= ?
 INSERT INTO pieces (hash, codec, body) VALUES (?, ?, ?)
 ON CONFLICT (hash) DO UPDATE SET codec = excluded.codec, body = excluded.body WHERE excluded.body IS NOT NULL AND pieces.body IS NOT excluded.body
 
+-- name: restore_piece
+INSERT INTO pieces (hash, codec, body) VALUES (?, ?, ?)
+ON CONFLICT (hash) DO UPDATE SET codec = excluded.codec, body = excluded.body
+
 -- name: use_piece
 INSERT OR IGNORE INTO piece_uses (number, kind, piece) SELECT ?, ?, piece FROM pieces WHERE hash = ?
 
