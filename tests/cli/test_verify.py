@@ -107,7 +107,7 @@ def test_every_broken_run_is_named_with_its_first_break_and_the_exit_code_says_s
     assert (found["whole"], found["exportable"], found["lost"]) == (1, [], ["even", "late"])
     assert out.splitlines()[-1] == "    killick store repair --from BACKUP"
     assert did(capsys, "store", "verify", "odd")[0].startswith("✓")
-    assert did(capsys, "store", "verify", "even", code=1)[0].splitlines()[-1] == "1 run of 1 fails verification"
+    assert "1 run of 1 fails verification" in did(capsys, "store", "verify", "even", code=1)[0].splitlines()
 
 
 def test_derived_data_that_was_wrong_is_said_to_be_rebuilt(capsys: Capture) -> None:

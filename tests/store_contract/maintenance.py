@@ -7,7 +7,7 @@ import pytest
 from killick.clock import ManualClock
 from killick.errors import AlreadyClaimed, KillickError, RunExists, RunUnknown, StoreError
 from killick.store.protocol import Store
-from killick.store.records import Head, Owner, RunQuery
+from killick.store.records import Head, Owner, Row, RunQuery
 from store_contract.builders import TOKEN, blob, cached, chain, creation, following, fork, indexed, letter
 from store_contract.probes import absent, commit, created, deliver, everything, owner, refused, repaired
 
@@ -49,6 +49,21 @@ class Keeping:
         with pytest.raises((ValueError, KillickError)):
             repaired(store, keep=1, seq=seq)
         assert everything(store) == before
+
+    def test_what_is_restored_takes_its_place_and_moves_no_head(self, store: Store) -> None:
+        item = creation(store, "a", "one", "two", "three", pieces=(blob("kept"),))
+        commit(store, item)
+        created(store, "b", "other")
+        head, others = store.head("a"), store.read("b")
+        again = Row(2, item.rows[1].body, b'{"restored":1}', item.rows[1].hash)
+        store.restore("a", [again], [blob("kept"), blob("lost")])
+        assert (store.read("a"), store.head("a")) == ([item.rows[0], again, item.rows[2]], head)
+        assert store.pieces([blob("kept").hash, blob("lost").hash]).keys() == {blob("kept").hash, blob("lost").hash}
+        assert store.read("b") == others
+        commit(store, following(head, "four"))
+        assert [row.seq for row in store.read("a")] == [1, 2, 3, 4]
+        with pytest.raises(RunUnknown):
+            store.restore("nobody", [again], [])
 
     def test_a_repair_gives_a_head_to_a_run_that_lost_it(self, store: Store) -> None:
         rows = chain(4, bytes(32), "repaired")

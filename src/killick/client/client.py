@@ -132,6 +132,7 @@ class AnyClient(Operations):
         per_agent: Mapping[str, int] | None = None,
         lease_seconds: float = LEASE_SECONDS,
         slice_seconds: float = SLICE_SECONDS,
+        verify_seconds: float | None = None,
     ) -> Worker:
         """Executes due runs while its `async with` block lasts; at the end of the block the worker drains.
 
@@ -140,6 +141,7 @@ class AnyClient(Operations):
         per_agent      the same for single agents, by name
         lease_seconds  how long a frozen worker keeps a run before another takes it over
         slice_seconds  the shortest time slice of a run before a more urgent run may take its slot
+        verify_seconds verify the store when its last complete verification is older; by default never
         """
         return Worker(
             self.runtime,
@@ -148,6 +150,7 @@ class AnyClient(Operations):
             per_agent=per_agent,
             lease_seconds=lease_seconds,
             slice_seconds=slice_seconds,
+            verify_seconds=verify_seconds,
         )
 
     def host(

@@ -18,6 +18,7 @@ from killick.clock import Clock
 from killick.errors import KillickError
 from killick.history import vaults
 from killick.history.run_info import blocked_by
+from killick.log import verification
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.facts import LIVE
@@ -45,6 +46,9 @@ LATE_US: Final = 60_000_000
 
 SILENT_US: Final = 3_600_000_000
 SKEW_US: Final = 1_000_000
+
+VERIFIED_US: Final = 30 * 86_400_000_000
+"""After which time a verification is old, where no worker's interval says it."""
 
 Words = tuple[str, ...]
 
@@ -181,7 +185,7 @@ def examine(log: Log, *, clock: Clock, knows: Callable[[str], bool] | None = Non
     if all(each.name != "clock" for each in conditions):
         conditions += (_clocks(store, clock),)
     files = vaults.condition(log, [row.run for row in store.runs(RunQuery(status=LIVE), limit=FILES_MAX)])
-    conditions += () if files is None else (files,)
+    conditions += tuple(each for each in (files, _verified(log, clock.now_us())) if each is not None)
     return Diagnosis(
         store=store.place, id=store.id, killick=VERSION, python=platform.python_version(),
         conditions=conditions, runs=dict(look.counts), findings=tuple(look.findings()), unseen=tuple(look.unseen),
@@ -199,6 +203,26 @@ def _clocks(store: Store, clock: Clock) -> Condition:
     if abs(ahead_us) < SKEW_US:
         return Condition("clock", "as the store's" if abs(ahead_us) < SKEW_US // 10 else apart)
     return Condition("clock", apart, "deadlines and leases pass at the wrong time; let both keep time, with NTP")
+
+
+def _verified(log: Log, now_us: int) -> Condition | None:
+    """The last complete verification, where one was recorded."""
+    try:
+        newest, found = verification.newest(log), verification.complete(log)
+    except KillickError:
+        return None
+    if newest is None:
+        return None
+    late_us = 2 * newest.event.every if newest.event.every else VERIFIED_US
+    if found is None:
+        is_late = now_us - newest.event.began > late_us
+        return Condition("verified", "never completely", "killick store verify continues" if is_late else None)
+    days = (now_us - found.event.at) // 86_400_000_000
+    value = f"{found.event.runs:,} runs, {days} days ago" if days else f"{found.event.runs:,} runs, within a day"
+    if found.event.problems:
+        return Condition("verified", value, f"{found.event.problems} problems; killick store verify names them")
+    wrong = "long ago; is a worker with --verify-every running? killick store verify does it now"
+    return Condition("verified", value, wrong if now_us - found.event.at > late_us else None)
 
 
 class _Scan:

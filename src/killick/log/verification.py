@@ -71,9 +71,9 @@ class Recorder:
         self._began = clock.now_us() if resumed is None else resumed.event.began
         self._kept = clock.monotonic()
 
-    def keep(self, report: Report) -> None:
+    def keep(self, report: Report, *, now: bool = False) -> None:
         """Records the position, now and then. A store that cannot be written keeps none."""
-        if self._clock.monotonic() - self._kept >= KEEP_SECONDS:
+        if now or self._clock.monotonic() - self._kept >= KEEP_SECONDS:
             self._kept = self._clock.monotonic()
             with contextlib.suppress(KillickError):
                 self._record(report, done=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Final, get_args
+from typing import Final, TypeVar, get_args
 
 import msgspec
 from msgspec import structs
@@ -36,12 +36,14 @@ _NOTED: Final = frozenset({
 })  # fmt: skip
 """The events whose parts are compared at the end."""
 Progress = Callable[[str, int], None]
+T = TypeVar("T")
 
 
 class Report(msgspec.Struct):
     """The result of a verification. `explained` lists legitimate differences from a seal.
 
     `reached` is the number of the last run that was verified, from which an interrupted verification continues.
+    `inspected` is whether the store's tables were.
     """
 
     runs: int = 0
@@ -52,6 +54,7 @@ class Report(msgspec.Struct):
     problems: list[Problem] = []
     explained: list[Problem] = []
     reached: int = 0
+    inspected: bool = False
 
     @property
     def holds(self) -> bool:
@@ -86,16 +89,15 @@ def verify(
     the last run there. `keep` gets the report after each run. Without `tables` the store's tables are inspected only
     when a run cannot be read.
     """
-    resumed, report = report is not None, report or Report()
-    if run is None and tables and not resumed:
+    report = report or Report()
+    if run is None and tables and not report.inspected:
         _inspect(log, report, heal=heal)
         keep(report)
-    inspected = run is None and (tables or any(problem.run is None for problem in report.problems))
     for number, head in [(0, log.head(run))] if run is not None else _heads(log.store, report):
         check = _settled(log, head, progress)
-        if check.unreadable and not inspected:
+        if check.unreadable and not report.inspected:
             # A damaged index fails every run, and must quarantine none.
-            inspected = _inspect(log, report, heal=heal)
+            _inspect(log, report, heal=heal)
             check = _settled(log, head, progress)
         _file(log, check, report, heal=heal)
         report.reached = number
@@ -103,13 +105,13 @@ def verify(
     return report
 
 
-def _inspect(log: Log, report: Report, *, heal: bool) -> bool:
+def _inspect(log: Log, report: Report, *, heal: bool) -> None:
     """Inspects the store's tables and rebuilds their damaged indexes."""
+    report.inspected = True
     try:
         report.problems += log.store.inspect(heal=heal)
     except StoreBroken as error:
         report.problems.append(Problem(where="file", what=error.reason))
-    return True
 
 
 def _heads(store: Store, report: Report) -> Iterator[tuple[int, Head]]:
@@ -184,25 +186,16 @@ def _healed(check: _RunCheck) -> bool:
 
 def _examined(check: _RunCheck, progress: Progress | None) -> bool:
     """Returns whether the findings are final: a chain break always is, the rest only if the run did not advance."""
-    try:
-        for events in check.walk():
-            if progress is not None:
-                progress(check.head.run, events)
-        if check.problems:
-            return True
-        stood = (check.head, check.store.index(check.head.run))
-        check.compare()
-        return not check.problems or stood == (check.store.head(check.head.run), check.store.index(check.head.run))
-    except StoreError as error:
-        if not isinstance(error, StoreBroken):
-            raise  # the store is out of reach or busy, and the run as it was
-        check.unreadable = True
-        check.say("events", f"cannot be read ({error.reason})", check.seq + 1)
+    walk = check.walk()
+    while (events := check.guarded(partial(next, walk, None))) is not None:
+        if progress is not None:
+            progress(check.head.run, events)
+    if check.problems:
         return True
-    except Exception as error:  # a damaged row can be anything, and one run's damage must not hide another's
-        what = f"cannot be read ({getattr(error, 'reason', error)})"
-        check.say("events", what, check.seq + 1 if type(check.seq) is int else 1)
+    stood = (check.head, check.store.index(check.head.run))
+    if check.guarded(check.compare) is None:
         return True
+    return not check.problems or stood == (check.store.head(check.head.run), check.store.index(check.head.run))
 
 
 def last_good(log: Log, head: Head) -> tuple[int, bytes, str]:
@@ -249,6 +242,20 @@ class _RunCheck:
 
     def say(self, where: str, what: str, seq: int | None = None) -> None:
         self.problems.append(Problem(where=where, what=what, run=self.head.run, seq=seq))
+
+    def guarded(self, step: Callable[[], T]) -> T | None:
+        """Makes one step. What cannot be read is a problem of this run, and hides no other's."""
+        try:
+            return step()
+        except StoreError as error:
+            if not isinstance(error, StoreBroken):
+                raise  # the store is out of reach or busy, and the run as it was
+            self.unreadable = True
+            self.say("events", f"cannot be read ({error.reason})", self.seq + 1)
+        except Exception as error:  # a damaged row can be anything
+            what = f"cannot be read ({getattr(error, 'reason', error)})"
+            self.say("events", what, self.seq + 1 if type(self.seq) is int else 1)
+        return None
 
     # the log itself ---------------------------------------------------------------------------
 
@@ -451,13 +458,14 @@ class _RunCheck:
 
     # derived data -----------------------------------------------------------------------------
 
-    def compare(self) -> None:
+    def compare(self) -> bool:
         """Compares each stored copy of a run's facts with the fold of the log: one method a copy."""
         if self.unfolded is not None:
             raise self.unfolded
         copies = (self._snapshots, self._messages, self._claims, self._aside, self._references, self._index)
         for compare in copies:
             compare()
+        return True
 
     def _aside(self) -> None:
         aside = self.store.displaced(self.head.run)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from killick.engine.engine import Engine
 from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
 from killick.errors import AccessRefused, KillickError
+from killick.log import verification
 from killick.model import events as e
 from killick.store.records import ASKS, ENDED, OWN_AGENTS, RunQuery
 from killick.version import VERSION
@@ -194,6 +195,19 @@ def stored(engine: Engine) -> Iterator[str]:
     for holder in store.holders():
         holders.add(_labels(alive=str(holder.lives).lower()))
     yield from holders.lines()
+    yield from _verified(engine)
+
+
+def _verified(engine: Engine) -> Iterator[str]:
+    """The verification of the store, if any was recorded."""
+    newest, complete = verification.newest(engine.log), verification.complete(engine.log)
+    if newest is None:
+        return
+    ended = 0 if complete is None else complete.event.at / 1_000_000
+    yield from _one("killick_verify_completed_timestamp_seconds", "When the last complete verification ended.", ended)
+    yield from _one("killick_verify_runs", "Runs that the current or last verification read.", newest.event.runs)
+    problems = max(each.event.problems for each in (newest, complete or newest))
+    yield from _one("killick_verify_problems", "Problems that the current and the last verification found.", problems)
 
 
 # as text ------------------------------------------------------------------------------------------

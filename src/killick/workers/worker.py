@@ -32,6 +32,7 @@ from killick.workers.background import TaskControl
 from killick.workers.code_versions import resume_diverged
 from killick.workers.own_process import OwnProcess
 from killick.workers.stale_leases import STALE_SECONDS, StaleLeases
+from killick.workers.verification import BackgroundVerification
 
 logger: Final = get_logger("killick.worker")
 
@@ -50,6 +51,9 @@ _CALM_SECONDS: Final = 0.005
 _SIT_OUT_US: Final = 60_000_000
 """A worker is not idle while a run backs off after a crash, if that ends within this time."""
 
+_STOP_SECONDS: Final = 5.0
+"""How long a worker that stops waits for its verification to leave its place."""
+
 _REST_SECONDS: Final = (1.0, 60.0)
 """How long a run that cannot be started here is held back from all workers, at first and at most."""
 
@@ -67,6 +71,7 @@ class Worker:
         lease_seconds: float = LEASE_SECONDS,
         slice_seconds: float = SLICE_SECONDS,
         poll_seconds: float = POLL_SECONDS,
+        verify_seconds: float | None = None,
         duties: bool = True,
     ) -> None:
         _refuse_odd(concurrency, per_agent or {}, lease_seconds)
@@ -79,6 +84,8 @@ class Worker:
         self._lease_seconds = lease_seconds
         self._slice_seconds = slice_seconds
         self._poll_seconds = poll_seconds
+        self._verification = None if verify_seconds is None else BackgroundVerification(runtime.engine, verify_seconds)
+        self._verifying: asyncio.Task[Any] | None = None
         self._has_duties = duties
         self._duty_agents: tuple[str, ...] = ()
         self._slots: dict[str, _Slot] = {}
@@ -140,6 +147,7 @@ class Worker:
                 if monotonic() - looked > STALE_SECONDS / 3:
                     looked = monotonic()
                     await self._quietly(stale.free, self._duty_agents)
+                    self._verify()
                 if monotonic() - trimmed > TRIM_SECONDS:
                     trimmed = monotonic()
                     await self._quietly(hooks.trim, self._runtime.engine)
@@ -153,6 +161,9 @@ class Worker:
             raise
         finally:
             self._stop_watching()
+            if self._verification is not None and self._verifying is not None:
+                self._verification.stop()
+                await asyncio.wait({self._verifying}, timeout=_STOP_SECONDS)
             executor.poll_seconds = usual
             self._runtime.engine.slots -= self._concurrency
             for task in (pending := [*self._attending.values(), *self._resting]):
@@ -160,6 +171,18 @@ class Worker:
             if pending:  # gather makes a loop where none runs, as when this coroutine is closed after its loop
                 await asyncio.gather(*pending, return_exceptions=True)
             log_transition("stopped", worker=self.name)
+
+    def _verify(self) -> None:
+        """Verifies the store in a thread, if it should and none of its threads does."""
+        if self._verification is not None and (self._verifying is None or self._verifying.done()):
+            look = self._verify_now(self._verification)
+            self._verifying = asyncio.get_running_loop().create_task(look, name="killick verification")
+
+    async def _verify_now(self, verification: BackgroundVerification) -> None:
+        try:
+            await asyncio.to_thread(verification.look)
+        except Exception as error:
+            _log_error("verification", error, worker=self.name)
 
     def drain(self) -> None:
         """Claims no more runs; each run finishes its step, then is released to other workers."""

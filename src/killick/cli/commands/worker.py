@@ -31,6 +31,10 @@ _QUIET: Final = ("run", "agent", "worker")
 logger: Final = get_logger("killick")
 
 
+def _span_or_none(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    return None if text is None else span(context, parameter, text)
+
+
 @command("worker", app=True)
 @click.argument("target", metavar="[APP]", required=False)
 @click.option("--concurrency", "-c", metavar="N", type=click.IntRange(min=1), default=10, show_default=True,
@@ -41,12 +45,14 @@ logger: Final = get_logger("killick")
               help="The lease: how long before another worker takes the run of a frozen one.")  # fmt: skip
 @click.option("--slice", "least", metavar="SPAN", default="1s", show_default=True, callback=span,
               help="The minimum time of a run before a more urgent one may take its slot.")  # fmt: skip
+@click.option("--verify-every", metavar="SPAN", callback=_span_or_none,
+              help="Verify the store in the background when its last verification is older, such as 7d.")  # fmt: skip
 @grace_option
 @click.option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics at /metrics of this port.")
 @click.option("--until-idle", is_flag=True, help="Exit when no run is due and none is running here.")
 def worker_command(
     shell: Shell, target: str | None, concurrency: int, agents: tuple[str, ...], per_agent: tuple[str, ...],
-    lease: float, least: float, grace: float, metrics: str | None, until_idle: bool,
+    lease: float, least: float, verify_every: float | None, grace: float, metrics: str | None, until_idle: bool,
 ) -> Exit:  # fmt: skip
     """Execute due runs, fire triggers and call hooks, until SIGTERM or Ctrl-C.
 
@@ -69,6 +75,7 @@ def worker_command(
     made: dict[str, Any] = {
         "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
         "lease_seconds": lease, "slice_seconds": least,
+        "verify_seconds": verify_every,
     }  # fmt: skip
     with LogPrinter(shell), _shown(client, metrics):
         asyncio.run(_serve(client, made, grace, until_idle=until_idle))

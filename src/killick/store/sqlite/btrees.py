@@ -10,10 +10,12 @@ import contextlib
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from killick.store.holes import next_readable
 from killick.store.records import Problem
+from killick.store.sqlite.rows import Q
 
 _DERIVED: Final = frozenset({"piece_uses", "runs", "tags", "snapshots", "quarantine", "marks", "marked", "rate_limits"})
 """Tables that verification of the runs writes again; losing a rate limit only forgets calls."""
@@ -56,28 +58,23 @@ class Tree(NamedTuple):
 
 def damaged(db: sqlite3.Cursor) -> Iterator[Tree]:
     """Yields the damaged trees. Reads the whole file."""
-    for table in [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()]:
+    for (table,) in db.execute(Q.tables).fetchall():
         holes = Holes()
         for _ in readable(db, table, holes):
             pass
         if holes.what:
             yield Tree(table, None, holes.what)
         elif (what := _complaint(db, f"PRAGMA integrity_check({table})")) is not None:
-            for index, _ in _indexes(db, table):
-                yield Tree(table, index, what)
-
-
-def _indexes(db: sqlite3.Cursor, table: str) -> list[tuple[str, str | None]]:
-    """Returns a table's indexes and their SQL. The key of a table without rowid is the table itself."""
-    query = "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ?"
-    return db.execute(query, (table,)).fetchall()
+            indexes = db.execute(Q.indexes, (table,)).fetchall()
+            if "out of order" in what or not indexes:
+                yield Tree(table, None, what)
+            else:
+                yield from (Tree(table, index, what) for index, _ in indexes)
 
 
 def known_runs(db: sqlite3.Cursor) -> Iterator[str]:
     """Yields the runs that have a head, by the index of their names alone."""
-    query = "SELECT run FROM heads INDEXED BY sqlite_autoindex_heads_1"
-    for (run,) in _until_damaged(db, query, (), Holes()):
-        yield run
+    yield from (run for (run,) in _until_damaged(db, Q.known_runs, (), Holes()))
 
 
 def _complaint(db: sqlite3.Cursor, pragma: str) -> str | None:
@@ -104,43 +101,33 @@ def readable(db: sqlite3.Cursor, table: str, holes: Holes) -> Iterator[tuple[Any
     """Yields every row that is on a readable page, in no order. Notes the rest in `holes`."""
     columns = db.execute(f"PRAGMA table_info({table})").fetchall()
     key = [column[1] for column in sorted(columns, key=lambda column: column[5]) if column[5]]
-    names = ", ".join(column[1] for column in columns)
+    query = partial(Q.readable.format, columns=", ".join(column[1] for column in columns), table=table)
     if len(key) == 1 and columns[0][1] == key[0] and columns[0][2] == "INTEGER":
-        yield from _by_number(db, f"SELECT {names} FROM {table} NOT INDEXED", key[0], holes)
+        yield from _by_number(db, query(conditions=f"WHERE {key[0]} >= ? ORDER BY {key[0]}"), holes)
         return
-    query = f"SELECT {names} FROM {table} NOT INDEXED"
-    if not key:
-        yield from _until_damaged(db, query, (), holes)
-        return
-    order = ", ".join(key)
-    yield from _until_damaged(db, f"{query} ORDER BY {order}", (), holes)
-    if holes.what:  # from the other end; rows that come twice are for the reader to ignore
-        yield from _until_damaged(db, f"{query} ORDER BY {order.replace(',', ' DESC,')} DESC", (), holes)
+    order = f"ORDER BY {', '.join(key)}" if key else ""
+    yield from _until_damaged(db, query(conditions=order), (), holes)
+    if holes.what and key:  # from the other end; rows that come twice are for the reader to ignore
+        yield from _until_damaged(db, query(conditions=f"{order.replace(',', ' DESC,')} DESC"), (), holes)
 
 
-def _by_number(db: sqlite3.Cursor, query: str, key: str, holes: Holes) -> Iterator[tuple[Any, ...]]:
+def _by_number(db: sqlite3.Cursor, query: str, holes: Holes) -> Iterator[tuple[Any, ...]]:
     """Reads a table with a number as its key, and finds the end of each unreadable range."""
-    query = f"{query} WHERE {key} >= ? ORDER BY {key}"
     first: int | None = -(1 << 62)
     while first is not None:
-        last = first - 1
-        here = Holes()
+        last, here = first, Holes()
         for row in _until_damaged(db, query, (first,), here):
-            if not isinstance(row[0], int) or row[0] <= last:
-                here.what = "its rows are out of order"
-                break
-            last = row[0]
+            last = max(first, row[0])
             yield row
         if not here.what:
             return
         holes.what = holes.what or here.what
-        first = next_readable(last + 1, lambda at: _can_read(db, f"{query} LIMIT 1", at))
+        first = next_readable(last, lambda at: _can_read(db, query, at))
 
 
 def _can_read(db: sqlite3.Cursor, query: str, first: int) -> bool:
     holes = Holes()
-    for row in _until_damaged(db, query, (first,), holes):
-        return isinstance(row[0], int) and row[0] >= first
+    next(_until_damaged(db, query, (first,), holes), None)
     return not holes.what
 
 
@@ -165,28 +152,26 @@ def rebuild(db: sqlite3.Cursor, tree: Tree, reader: sqlite3.Cursor) -> None:
     table, fresh = tree.table, f"{tree.table}{_REBUILT}"
     if tree.index_name is not None:
         columns = ", ".join(row[2] for row in db.execute(f"PRAGMA index_info({tree.index_name})"))
-        _, _, where = (_sql(db, tree.index_name) or "").partition(" WHERE ")
-        db.execute(f"CREATE INDEX {fresh} ON {table} ({columns}){f' WHERE {where}' if where else ''}")
+        _, where, condition = _sql(db, tree.index_name).partition(" WHERE ")
+        db.execute(Q.rebuilt_index.format(fresh=fresh, table=table, columns=columns, conditions=where + condition))
         trees = {tree.index_name: fresh}
     else:
-        db.execute(re.sub(rf'CREATE TABLE "?{table}"?', f"CREATE TABLE {fresh}", _sql(db, table) or "", count=1))
+        db.execute(re.sub(rf'TABLE "?{table}"?', f"TABLE {fresh}", _sql(db, table), count=1))
         for row in readable(reader, table, Holes()):
             with contextlib.suppress(sqlite3.IntegrityError):  # a damaged row that a STRICT table refuses
-                db.execute(f"INSERT OR IGNORE INTO {fresh} VALUES ({', '.join('?' * len(row))})", row)
+                db.execute(Q.put_rebuilt.format(fresh=fresh, values=", ".join("?" * len(row))), row)
         trees = {table: fresh}
-        for index, sql in _indexes(db, table):
+        for index, sql in db.execute(Q.indexes, (table,)).fetchall():
             if sql is None:
                 trees[index] = index.replace(f"_{table}_", f"_{fresh}_")
             else:
                 trees[index] = f"{index}{_REBUILT}"
                 db.execute(re.sub(rf"INDEX {index} ON {table}\b", f"INDEX {trees[index]} ON {fresh}", sql))
-    for name, other in trees.items():
-        root = "(SELECT rootpage FROM sqlite_schema WHERE name = ?)"
-        db.execute(f"UPDATE sqlite_schema SET rootpage = {root} WHERE name = ?", (other, name))
-    db.executemany("DELETE FROM sqlite_schema WHERE name = ?", [(other,) for other in trees.values()])
+    db.executemany(Q.swap_tree, [(other, name) for name, other in trees.items()])
+    db.executemany(Q.drop_tree, [(other,) for other in trees.values()])
     db.execute("PRAGMA writable_schema = RESET")
 
 
-def _sql(db: sqlite3.Cursor, name: str) -> str | None:
-    found = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchone()
-    return None if found is None else found[0]
+def _sql(db: sqlite3.Cursor, name: str) -> str:
+    [(sql,)] = db.execute(Q.tree_sql, (name,)).fetchall()
+    return sql or ""

@@ -505,8 +505,7 @@ class SqliteFile(ForkedMutex):
         writer.execute("PRAGMA fullfsync = ON")
         writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
         writer.execute("PRAGMA busy_timeout = 0")
-        # Erased data must be overwritten in the file.
-        writer.execute("PRAGMA secure_delete = ON")
+        writer.execute("PRAGMA secure_delete = ON")  # erased data must be overwritten in the file
 
     def _format(self) -> tuple[int, int]:
         # The version first: a process that creates the store in between sets both, and is then seen to have set it.

@@ -513,3 +513,33 @@ INSERT OR REPLACE INTO rate_limits (bucket, full_at_us) VALUES (?, ?)
 
 -- name: sweep_full
 DELETE FROM rate_limits WHERE full_at_us <= ?
+
+-- name: tables
+SELECT name FROM sqlite_schema WHERE type = 'table'
+
+-- name: indexes
+SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ?
+
+-- name: tree_sql
+SELECT sql FROM sqlite_schema WHERE name = ?
+
+-- Reads the index alone, which knows the runs whose heads are lost.
+-- name: known_runs
+SELECT run FROM heads INDEXED BY sqlite_autoindex_heads_1
+
+-- Reads a table around its damaged pages.
+-- name: readable
+SELECT {columns} FROM {table} NOT INDEXED {conditions}
+
+-- name: rebuilt_index
+CREATE INDEX {fresh} ON {table} ({columns}) {conditions}
+
+-- name: put_rebuilt
+INSERT OR IGNORE INTO {fresh} VALUES ({values})
+
+-- The damaged tree keeps its pages until VACUUM.
+-- name: swap_tree
+UPDATE sqlite_schema SET rootpage = (SELECT rootpage FROM sqlite_schema WHERE name = ?) WHERE name = ?
+
+-- name: drop_tree
+DELETE FROM sqlite_schema WHERE name = ?
