@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # Two pips at once in one environment would trip over each other.
 .NOTPARALLEL:
-.PHONY: help demo environment test test-rest test-all test-neighbours lint-neighbours soak simulate bench docs lint clean programs
+.PHONY: help demo environment test test-rest test-all test-far test-neighbours lint-neighbours soak simulate bench docs lint clean programs
 
 help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -28,14 +28,21 @@ demo: $(VENV)/has-package  ## watch an agent die at step 6 and resume
 
 environment: $(VENV)/has-test $(VENV)/has-lint $(VENV)/has-neighbours $(VENV)/has-docs  ## install what .ci/run needs
 
-test: $(VENV)/has-test  ## run the gate, in under five minutes: every test but those marked slow
+test: $(VENV)/has-test  ## run the gate, in under five minutes: every test but those marked slow or far
 	@$(PYTEST)
 
 test-rest: $(VENV)/has-test programs  ## run the tests marked slow: more kills, every case and page, browsers, servers
-	@$(PYTEST) -m slow
+	@$(PYTEST) -m 'slow and not far'
 
-test-all: $(VENV)/has-test programs  ## run every test
-	@$(PYTEST) -m ''
+test-all: $(VENV)/has-test programs  ## run every test but those marked far
+	@$(PYTEST) -m 'not far'
+
+test-far: $(VENV)/has-test programs  ## hunt for hours, by hand: tests marked far, more escapes and attacks, soak, clusters
+	@$(PYTEST) -m far
+	@PYTHONPATH=tests $(PY) -m escape --times 20
+	@PYTHONPATH=tests $(PY) -m attack
+	@$(MAKE) soak STORY_SECONDS=$(or $(STORY_SECONDS),3600)
+	@$(MAKE) simulate SECONDS=$(or $(SECONDS),3600) FIRST=$(or $(FIRST),100000)
 
 # Slow tests use a real browser and PgBouncer. Root on Debian gets them installed here; elsewhere the tests say how.
 programs: build/axe.min.js
@@ -55,7 +62,7 @@ lint-neighbours: $(VENV)/has-neighbours  ## check the types of adapters and engi
 soak: $(VENV)/has-test  ## kill and freeze workers, tell random stories (STORY_SECONDS=600), then run every random test with a new seed
 	@PYTHONPATH=tests $(PY) -m soak
 	@PYTHONPATH=tests $(PY) -m soak.stories --limit-seconds $(or $(STORY_SECONDS),600)
-	@KILLICK_SEED=random $(PYTEST) -m ''
+	@KILLICK_SEED=random $(PYTEST) -m 'not far'
 
 simulate: $(VENV)/has-test  ## simulate clusters in virtual time for a minute (SECONDS=600), or one of them again (SEED=17)
 	@PYTHONPATH=tests $(PY) -m cluster $(if $(SEED),$(SEED),--seconds $(or $(SECONDS),60) --first $(or $(FIRST),0)) $(SIMULATE)

@@ -53,10 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave a file unread whose tests are all slow, if none of them is to run."""
-    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+    """Leave a file unread whose tests are all slow or far, if none of them is to run."""
+    if config.option.markexpr != "not slow and not far" or collection_path.suffix != ".py":
         return None
-    return b"\npytestmark = pytest.mark.slow\n" in collection_path.read_bytes() or None
+    text = collection_path.read_bytes()
+    return any(b"\npytestmark = pytest.mark.%b\n" % mark in text for mark in (b"slow", b"far")) or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -64,7 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow the cases that `gate` leaves out: it names by their ids, or counts, those that run in the gate."""
     cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("gate") and "slow" not in item.keywords:
+        is_left_out = "slow" in item.keywords or "far" in item.keywords
+        if isinstance(item, pytest.Function) and item.get_closest_marker("gate") and not is_left_out:
             cases[item.nodeid.partition("[")[0]].append(item)
     for name, each in cases.items():
         chosen = each[0].get_closest_marker("gate").args  # type: ignore[union-attr]

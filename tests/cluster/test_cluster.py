@@ -55,6 +55,12 @@ def test_a_cluster_keeps_its_promises_under_drawn_faults(seed: int) -> None:
     assert trace_of(str(seed))
 
 
+@pytest.mark.far
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_a_fleet_of_two_hundred_workers_keeps_its_promises_for_hours(seed: int) -> None:
+    assert trace_of(str(seed), "--fleet")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(repeats(3, 5)))
 def test_after_a_failover_that_lost_commits_every_log_is_whole_and_every_run_ends(seed: int) -> None:

@@ -50,7 +50,9 @@ def run(mode: str, folder: Path, *arguments: int) -> dict[str, Any]:
 # kills --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(repeats(18, 300), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills", [8, pytest.param(repeats(18, 300), marks=pytest.mark.slow), pytest.param(2_000, marks=pytest.mark.far)]
+)
 def test_kills_at_random_moments_lose_no_step_and_repeat_no_effect(tmp_path: Path, kills: int) -> None:
     seed = draw_seed()
     found = run("moments", tmp_path, kills, seed)

@@ -26,7 +26,9 @@ def run(mode: str, folder: Path, *arguments: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(repeats(30, 200), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills", [20, pytest.param(repeats(30, 200), marks=pytest.mark.slow), pytest.param(2_000, marks=pytest.mark.far)]
+)
 def test_kills_at_random_moments_lose_no_acknowledged_event(tmp_path: Path, kills: int) -> None:
     seed = draw_seed()
     found = run("moments", tmp_path, kills, seed)
