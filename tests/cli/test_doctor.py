@@ -140,7 +140,7 @@ def test_a_store_on_a_full_disk_is_examined_as_it_is(
     monkeypatch.setattr(SqliteFile, "_tune", full)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     out = did(capsys, code=1)
-    assert "journal      unknown\n" in out
+    assert "✓ journal      unknown\n" in out
     assert "✓ file         whole, by a quick check\n" in out
     assert "✗ free         0 B on its device" in out
     assert "✓ runs         1 waiting\n" in out

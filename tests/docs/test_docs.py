@@ -123,6 +123,15 @@ def test_every_reason_of_the_doctor_has_its_line() -> None:
     assert unmentioned(doctor._REASONS, page, r"\n\| .*`NAME`.* \|") == []  # pyright: ignore[reportPrivateUsage]
 
 
+def test_every_test_that_the_page_on_corruption_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "sqlite.md").read_text(encoding="utf-8")))
+    known = {
+        name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    assert "test_python_opens_no_file_of_a_store" in named
+    assert named - known == set()
+
+
 def test_the_index_leads_to_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     names = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} | {"reference/index.md"}

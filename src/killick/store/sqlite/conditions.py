@@ -49,7 +49,8 @@ def _settings(file: SqliteFile) -> Iterator[Condition]:
     yield Condition("engine", f"SQLite {sqlite3.sqlite_version}")
     yield Condition("format", str(STORE_FORMAT))
     mode = file.journal_mode()
-    wrong = None if mode == "WAL" else "commits are not safe; close every process that has it open, and check again"
+    is_safe = mode in ("WAL", "unknown")
+    wrong = None if is_safe else "commits are not safe; close every process that has it open, and check again"
     yield Condition("journal", mode, wrong)
     try:
         with file.writing() as db:
