@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 import killick
+from killick.cli.main import main
 from killick.errors import KillickError, RunBroken
 from killick.log import Log
 from seeds import draw_seed, repeats
@@ -162,6 +163,29 @@ def test_snapshots_that_do_not_match_the_log_are_dropped_and_change_nothing(path
     right = outcome(Path(shutil.copy(path, tmp_path / "right.db")))
     assert changed(path, "UPDATE snapshots SET hash = zeroblob(32)")
     assert outcome(path) == right
+
+
+def test_a_damaged_value_is_shown_as_damaged_and_is_not_exported(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert changed(path, "UPDATE pieces SET body = CAST(replace(CAST(body AS TEXT), 'quotation', 'quotatiom') AS BLOB)")
+    assert main(["show", "r", "--why", "2", "--store", str(path)]) == 0
+    assert "a damaged value" in capsys.readouterr().out
+    assert main(["store", "export", "r", "--store", str(path)]) == 1
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.count("\n") == 1
+    assert "r: broken" in written.err
+
+
+def test_the_same_value_stored_again_restores_a_damaged_chunk(path: Path) -> None:
+    assert changed(path, "UPDATE pieces SET body = CAST(replace(CAST(body AS TEXT), 'quotation', 'quotatiom') AS BLOB)")
+    with killick.open(str(path)) as kd:
+        with pytest.raises(killick.RunWaiting):
+            kd.run(buyer, "a chair", id="again")
+        kd.send("again", "invoice", {"amount": 100, "text": LONG})
+        kd.answer("again", "approve", by="mia")
+        assert kd.advance("again").status == "completed"
 
 
 def flipped(value: Any, chance: random.Random) -> Any:

@@ -5,21 +5,23 @@ Frozen and lazy: values are read on access. Reads no log by itself.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from killick.errors import RunBroken
 from killick.history.phrasing import entries_of
 from killick.model import events as e
-from killick.model.codec import Erased
+from killick.model.codec import Damaged, Erased
 from killick.model.facts import StepStatus
 from killick.model.failure import Failure
 from killick.model.typed import convert
 
 
 class Values:
-    """The values of one event, read on access. Erased ones are `Erased`."""
+    """The values of one event, read on access. Erased ones are `Erased`, damaged ones `Damaged`."""
 
     __slots__ = ("_found", "_read", "seq")
 
@@ -31,11 +33,15 @@ class Values:
     @property
     def all(self) -> Mapping[str, Any]:
         if self._found is None:
-            self._found = self._read(self.seq)
+            try:
+                self._found = self._read(self.seq)
+            except RunBroken:
+                self._found = defaultdict(lambda: Damaged(b""))
         return self._found
 
     def get(self, name: str) -> Any:
-        return self.all.get(name)
+        found = self.all
+        return found[name] if isinstance(found, defaultdict) else found.get(name)
 
 
 NOTHING: Final = Values(lambda _: {}, 0)

@@ -109,6 +109,10 @@ class Erased(msgspec.Struct, frozen=True):
     hash: bytes
 
 
+class Damaged(Erased, frozen=True):
+    """Replaces, for readers, the values of an event that are damaged on the disk. Never stored."""
+
+
 def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, canonically: bool = False) -> Plain:
     """Returns the object as plain JSON in new containers. Raises `ValueRefused`, with the path."""
     try:
@@ -442,6 +446,7 @@ _BUILTIN: Final[dict[type, _Lower]] = {
     timedelta: lambda obj, depth, how: {"$timedelta": _int(obj // timedelta(microseconds=1), depth, how)},
     Secret: _secret,
     Erased: lambda obj, depth, how: {"$erased": obj.hash.hex()},
+    Damaged: lambda obj, depth, how: "damaged; run killick store verify",
 }
 
 _INHERITED: Final[dict[type, _Lower]] = _BUILTIN | {

@@ -25,7 +25,7 @@ from killick.history.phrasing import (
 from killick.history.timeline import Timeline
 from killick.history.timeline_parts import Decision, Moment, Step, Wait
 from killick.model import events as e
-from killick.model.codec import Erased, Secret
+from killick.model.codec import Damaged, Erased, Secret
 from killick.presenting import approvals, steps
 from killick.presenting.moments import all_moments
 
@@ -153,6 +153,8 @@ class _Facts:
 
     def value(self, value: Any) -> str:
         """Text in quotes, the rest as JSON; cut if long."""
+        if isinstance(value, Damaged):
+            return "a damaged value"
         if isinstance(value, Erased | Secret):
             return "a secret" if isinstance(value, Secret) else "a value that was erased on purpose"
         if value is None:
