@@ -38,6 +38,7 @@ from killick.errors import (
 from killick.log import Log
 from killick.model import events as e
 from killick.store import SqliteStore
+from killick.store.protocol import raw_store
 from processes import Processes, kinds, told
 
 
@@ -1023,7 +1024,7 @@ def test_runs_that_are_woken_in_one_turn_are_leased_in_one_write(
         with killick.open(path) as kd, pytest.raises(killick.RunWaiting):
             kd.run(woken, 17, id=name)
     with killick.open(path) as kd, killick.open(path) as other:
-        store, sizes = kd.runtime.store, list[int]()
+        store, sizes = raw_store(kd.runtime.store), list[int]()
         assert isinstance(store, SqliteStore)
         lease_all = store.lease_all
 

@@ -28,6 +28,7 @@ from killick.model.chunks import Blob
 from killick.model.fold import FOLD, timeline
 from killick.model.typed import convert
 from killick.store import SqliteStore
+from killick.store.protocol import raw_store
 from killick.store.records import Append, Snapshot
 from leasing import leased_by
 
@@ -262,7 +263,7 @@ def test_erased_values_leave_their_hash_and_the_rest_of_the_log_holds(log: Log) 
 
 
 def _bytes_of(log: Log) -> bytes:
-    if isinstance(log.store, SqliteStore):
+    if isinstance(raw_store(log.store), SqliteStore):
         log.close()
         log.store.close()
         return Path(log.store.place).read_bytes()
