@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 import servers
+from killick.store.limits import TokenBucket
 from killick.store.postgres.store import PostgresStore
-from killick.store.records import IndexQuery, OutboxRow, RunQuery, TermBatch, TermRow, TokenBucket
+from killick.store.records import IndexQuery, OutboxRow, RunQuery, TermBatch, TermRow
 from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
 from store_contract.probes import commit, created, deliver, found
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from killick.clock import ManualClock
+from killick.store.limits import TokenBucket
 from killick.store.protocol import Store
-from killick.store.records import TokenBucket
 from store_contract.builders import SECOND_US
 from store_contract.concurrency import in_threads
 from store_contract.probes import Again

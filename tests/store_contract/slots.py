@@ -11,9 +11,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from killick.errors import DeliveryRefused, RunUnknown
-from killick.model.slots import ALL_PLACES, ENDED_SLOT, NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 from killick.store.protocol import Store
 from killick.store.records import Append, Delivered, Head
+from killick.store.slots import ALL_PLACES, ENDED_SLOT, NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 from store_contract.builders import blob, creation, following, indexed, letter
 from store_contract.probes import Again, commit, created, deliver
 

@@ -19,7 +19,7 @@ import servers
 from killick.cli.main import main
 from killick.errors import RunUnknown, StoreUnavailable
 from killick.store import namespaces, open_store
-from killick.store.records import TokenBucket
+from killick.store.limits import TokenBucket
 from killick.web.app import ROUTES, asgi
 from killick.web.auth.access import SESSION, OwnerAccess
 from killick.web.routes import Route

@@ -34,9 +34,10 @@ from killick.errors import (
 )
 from killick.history.run_info import waits_of
 from killick.log.group_commit import GROUP_MAX
-from killick.model.slots import ALL_PLACES, ENDED_SLOT, Slot, of_wait
+from killick.log.slots import of_wait
 from killick.store.protocol import Store
 from killick.store.records import ENDED, Delivered, Delivery
+from killick.store.slots import ALL_PLACES, ENDED_SLOT, Slot
 
 
 def answer(

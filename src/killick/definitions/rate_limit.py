@@ -13,7 +13,7 @@ from typing import Any, Final
 from killick.errors import DeclarationRefused
 from killick.model.codec import DigestKey, digest
 from killick.model.retry import rate
-from killick.store.records import PermitPool, TokenBucket
+from killick.store.limits import PermitPool, TokenBucket
 
 AT_ONCE_MAX: Final = 1_000
 """Bounded, because a step reads the holders of all permits of its limit."""

@@ -24,11 +24,11 @@ from killick.engine.steps.intention import Intent
 from killick.engine.steps.step_execution import StepExecution
 from killick.engine.waits.waits import child_outcome
 from killick.errors import AnswerRefused, KillickError, StepFailed, StoreError
+from killick.log.slots import root_of
 from killick.log.writer import Entry
 from killick.model import event_codec, ledger
 from killick.model import events as e
 from killick.model.chunks import through_codec
-from killick.model.slots import root_of
 from killick.store.records import Delivery
 
 _REQUESTED: Final = b'{"kind":"cancel.requested"'

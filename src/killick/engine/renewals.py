@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from killick.engine.control.inbox import SAID, body_of, delivery
 from killick.log.log import Log
-from killick.model.slots import RENEWED_SLOT, root_of
+from killick.log.slots import root_of
 from killick.store.protocol import is_tagged
 from killick.store.records import Delivery, Message, RunQuery, RunRow
+from killick.store.slots import RENEWED_SLOT
 
 
 def renewals(root: str) -> str:

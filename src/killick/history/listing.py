@@ -27,8 +27,9 @@ from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
+from killick.store.limits import limit_of
 from killick.store.protocol import Store
-from killick.store.records import CRASHING, KEY_DESTROYED, Head, RunQuery, RunRow, RunStatus, limit_of, shown_tags
+from killick.store.records import CRASHING, KEY_DESTROYED, Head, RunQuery, RunRow, RunStatus, shown_tags
 
 STATUSES: Final = (*LIVE, "completed", "failed", "cancelled", "abandoned")
 """The statuses of listings; a quarantined run is also broken. `abandoned` runs are not `running`: their holder died."""

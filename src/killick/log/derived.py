@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
+from killick.log.slots import slots_now
 from killick.model import hashing
 from killick.model.chunks import Blob
 from killick.model.events import Event, StepIntended, StepStarted
 from killick.model.facts import PlainStep, plain_step
 from killick.model.fold import FOLD, JUMPS, Fold, goes_back
 from killick.model.ledger import Ledger
-from killick.model.slots import slots_now
 from killick.store.protocol import Store
 from killick.store.records import ASKS, CRASHING, DIED_ALONE, STORE_OWNER, SUBJECT, Message, RunIndex, Snapshot
 

@@ -13,6 +13,7 @@ from killick.ids import salt
 from killick.log.derived import apply_events, events_of, index_of, snapshot_of
 from killick.log.encoding import NO_VALUES, STEP_EVENTS, packed, row_of
 from killick.log.group_commit import Committer, Tail, Ticket, running_loop
+from killick.log.slots import changed, is_open, may_change, slots_of
 from killick.model.chunks import Blob
 from killick.model.cipher import Cipher
 from killick.model.event_codec import OUTBOX_EVENTS, chained
@@ -20,7 +21,6 @@ from killick.model.events import AttemptEnded, Event, RunRewound, RunStarted, Ru
 from killick.model.facts import PlainStep
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
-from killick.model.slots import Slot, changed, is_open, may_change, slots_of
 from killick.store.protocol import Keys, Transaction
 from killick.store.records import (
     Append,
@@ -34,6 +34,7 @@ from killick.store.records import (
     UniqueRight,
     side_by_side,
 )
+from killick.store.slots import Slot
 
 SNAPSHOT_EVERY: Final = 1_024
 """The number of events between snapshots: the most that opening a state folds."""

@@ -10,7 +10,8 @@ from killick.errors import KillickError
 from killick.log.log import Log
 from killick.model.facts import PERMIT
 from killick.presenting.documents import Document
-from killick.store.records import Owner, PermitPool, RunQuery, pool_names
+from killick.store.limits import PermitPool, pool_names
+from killick.store.records import Owner, RunQuery
 
 _WAITING_MAX: Final = 10_000
 _RUNS_MAX: Final = 20

@@ -16,10 +16,10 @@ from killick import errors
 from killick.clock import Clock, SystemClock
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
-from killick.model.slots import Slot
-from killick.store import records
+from killick.store import limits, records
 from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us
 from killick.store.protocol import Transaction, holders_of, lease_clock_us
+from killick.store.slots import Slot
 
 
 class MemoryStore(Runs):
@@ -231,7 +231,7 @@ class MemoryStore(Runs):
             leases = [(head.holder, head.lease_until_us) for _, head in self._present() if head.holder is not None]
             return holders_of(leases, self.now_us())
 
-    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[limits.TokenBucket]) -> int:
         with self._open():
             now_us = self.now_us()
             taken = {each.id: each.taken(self._full_at_us.get(each.id), now_us) for each in buckets}

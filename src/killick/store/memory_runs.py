@@ -14,9 +14,9 @@ from msgspec.structs import asdict, replace
 from killick import errors
 from killick.clock import Clock
 from killick.model.chunks import Blob
-from killick.model.slots import NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 from killick.store import records
 from killick.store.protocol import lease_clock_us
+from killick.store.slots import NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot, refusal
 
 NEVER_US: Final = 1 << 63
 
@@ -220,7 +220,7 @@ class Runs:
         for one in [run] if sent.exact else self._chain(run):
             if sent.id in one.numbers:
                 return records.Delivered(one.inbox[one.numbers[sent.id]], fresh=False)
-        if (refused := records.refusal(name, sent, run.slots)) is not None:
+        if not sent.exact and (refused := refusal(name, sent.slot, run.slots)) is not None:
             return refused
         message = records.Message(
             run=name, number=0, id=sent.id, name=sent.name, body=sent.body, by=sent.by, at_us=sent.at_us

@@ -16,8 +16,8 @@ from killick.errors import LogError
 from killick.model.chunks import Blob
 from killick.model.cipher import Cipher
 from killick.model.events import RunStarted
-from killick.model.slots import Slot
-from killick.store import records
+from killick.store import limits, records
+from killick.store.slots import Slot
 
 
 class Transaction(Protocol):
@@ -200,7 +200,7 @@ class Store(Protocol):
 
     # rate limits ------------------------------------------------------------------------------
 
-    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[limits.TokenBucket]) -> int:
         """Takes a token of each bucket and returns 0, or takes none and returns the microseconds until all have one.
 
         All processes share the buckets, by the lease clock.

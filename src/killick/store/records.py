@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Literal, TypeVar
 from zlib import crc32
 
 import msgspec
 
-from killick.errors import DeliveryRefused
 from killick.model.chunks import Blob
 from killick.model.facts import OWN_AGENTS as OWN_AGENTS
-from killick.model.facts import OWN_TAGS, PERMIT
-from killick.model.slots import ENDED_SLOT, Slot
+from killick.model.facts import OWN_TAGS
+from killick.store.slots import Slot
 
 STORE_FORMAT: Final = 8
 """The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
@@ -295,20 +294,6 @@ class Delivered(msgspec.Struct, frozen=True):
     fresh: bool
 
 
-def refusal(run: str, delivery: Delivery, slots: Mapping[str, Slot]) -> DeliveryRefused | None:
-    """Returns why a run takes no such message; None where its slots allow it."""
-    if delivery.exact:
-        return None
-    if (ended := slots.get(ENDED_SLOT)) is not None:
-        return DeliveryRefused(run, slot=ENDED_SLOT, found=ended.token)
-    if (named := delivery.slot) is None:
-        return None
-    found = slots.get(named.name)
-    if found is None or found.token != named.token or found.places < 1:
-        return DeliveryRefused(run, slot=named.name, found=None if found is None else found.token)
-    return None
-
-
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A cached fold at `seq`, valid only while fold version, seq and chain hash match."""
 
@@ -561,50 +546,6 @@ def refuse_misnumbered(items: Sequence[Append]) -> None:
 _ROWS_ALONE: Final = Append.__struct_fields__.index("rows") + 1
 _NO_OTHERS: Final = Append.__struct_defaults__[1:]
 """The other parts of an append that has rows alone."""
-
-
-class TokenBucket(msgspec.Struct, frozen=True):
-    """One bucket of a rate limit: its id, the time that a token takes to come back, and the time that all take.
-
-    A store keeps one number a bucket, the time when it will be full again.
-    """
-
-    id: bytes
-    token_us: int
-    capacity_us: int
-
-    def taken(self, full_at_us: int | None, now_us: int) -> tuple[int, int]:
-        """Returns when the bucket is full after taking one token, and how long to wait before that is allowed."""
-        # A clock that was set back must not close the limit for longer than it takes to fill the bucket.
-        since = min(max(full_at_us or now_us, now_us), now_us + self.capacity_us)
-        return since + self.token_us, since + self.token_us - now_us - self.capacity_us
-
-
-class PermitPool(msgspec.Struct, frozen=True):
-    """The calls that may be in flight at once under a limit, for one value of its argument: so many rights, each the
-    prefix and a number. The prefix is the names of the limit and of the argument, and a keyed digest of the value."""
-
-    prefix: bytes
-    count: int
-
-    @property
-    def tag(self) -> str:
-        """The tag of the runs that wait for one."""
-        return f"killick:permit:{self.prefix.hex()}"
-
-    def rights(self) -> list[UniqueRight]:
-        return [UniqueRight(PERMIT, self.prefix + number.to_bytes(2, "big")) for number in range(self.count)]
-
-
-def pool_names(key: bytes) -> tuple[str, str, bytes]:
-    """Returns the limit, its argument ("" without one), and the value's digest, from a right's key or its prefix."""
-    limit, by, value = key.split(b"\0", 2)
-    return limit.decode(), by.decode(), value[:32]
-
-
-def limit_of(tag: str) -> str:
-    """Returns the limit whose permit runs with this tag wait for."""
-    return pool_names(bytes.fromhex(tag.rpartition(":")[2]))[0]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,8 +23,8 @@ from killick.engine.outcome import RunOutcome, ended
 from killick.engine.views import Wait
 from killick.errors import RunBusy
 from killick.history.run_info import info
+from killick.log.slots import root_of
 from killick.model.codec import plain
-from killick.model.slots import root_of
 from killick.store.records import ENDED, RunRow
 
 SIT_SECONDS: Final = 0.5

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
 
 from killick.log.log import Log
+from killick.log.slots import answer_id as answer_id
 from killick.model import events as e
 from killick.model.chunks import pack
-from killick.model.slots import answer_id as answer_id
 from killick.store.records import Delivery, Message
 
 COMMAND: Final = "killick.command"

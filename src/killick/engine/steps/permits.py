@@ -16,7 +16,8 @@ from killick.log.writer import AppendExtras, RunLog
 from killick.model import events as e
 from killick.model.chunks import pack
 from killick.model.facts import PERMIT
-from killick.store.records import Delivery, PermitPool, RunQuery, UniqueRight
+from killick.store.limits import PermitPool
+from killick.store.records import Delivery, RunQuery, UniqueRight
 
 LOOK_AGAIN_US: Final = 10_000_000
 """After this time a waiting step looks again without a message, and then ever less often: the run that was to go first

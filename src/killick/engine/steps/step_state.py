@@ -22,7 +22,8 @@ from killick.log.writer import Entry, Hold
 from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.store.records import PermitPool, UniqueRight
+from killick.store.limits import PermitPool
+from killick.store.records import UniqueRight
 
 RATE_LIMIT_SECONDS: Final = 1.0
 """The first delay where the server names none; doubled each time."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from killick.errors import KeyRefused, WorkspaceRefused
+from killick.log.slots import root_of
 from killick.log.writer import RunLog
 from killick.model.ledger import Ledger, LedgerFacts
-from killick.model.slots import root_of
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store, keys_of, raw_store
 from killick.workspace.vault.vault import Vault

@@ -27,11 +27,12 @@ from killick.engine.execution import Execution
 from killick.engine.waits.open_wait import Closed, Intervened, Waiter
 from killick.errors import AnswerRefused, KillickError, ValueRefused
 from killick.log.log import Log
+from killick.log.slots import of_wait
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
-from killick.model.slots import Slot, of_wait
 from killick.store.records import ENDED, Message, is_own
+from killick.store.slots import Slot
 
 _READ_AT_ONCE: Final = 16
 """An inbox of fewer messages is read whole; a larger one by the names that the waits take."""

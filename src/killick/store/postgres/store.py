@@ -20,7 +20,7 @@ from killick.clock import Clock, SystemClock
 from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreBusy, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
-from killick.store import records
+from killick.store import limits, records
 from killick.store.postgres import search_terms
 from killick.store.postgres.append import PostgresTransaction, append, committed, deliver, index_fields
 from killick.store.postgres.inspect import conditions, damaged_pieces, problems
@@ -273,7 +273,7 @@ class PostgresStore(SqlReads):
         """The time passed to statements; None: the database's."""
         return None if self._clock is None else self._clock.now_us()
 
-    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[limits.TokenBucket]) -> int:
         columns = zip(*map(msgspec.structs.astuple, dict.fromkeys(buckets)), strict=True)
         return int(self._rows(self._q.take_tokens, *map(list, columns), self._clock_us())[0][0]) if buckets else 0
 

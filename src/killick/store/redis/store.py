@@ -23,7 +23,7 @@ from killick.errors import (
 )
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
-from killick.store import records
+from killick.store import limits, records
 from killick.store.protocol import Transaction, holders_of
 from killick.store.redis.inspect import conditions, inspect, should_wait
 from killick.store.redis.notify import RedisListener
@@ -323,7 +323,7 @@ class RedisStore:
     def lives(self, holder: str) -> bool:
         return True
 
-    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[limits.TokenBucket]) -> int:
         args = {each.id.hex(): (each.token_us, each.capacity_us) for each in buckets}
         return int(self._ask("take_tokens", {"buckets": args})) if args else 0
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any
 
-from killick.model.slots import Slot
 from killick.store import records
+from killick.store.slots import Slot
 from killick.store.sql.rows import head_of, message_of, snapshot_of
 
 LOG, SNAPSHOT = 0, 1

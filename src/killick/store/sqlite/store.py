@@ -20,11 +20,11 @@ from killick.clock import Clock, SystemClock
 from killick.errors import LogError, RunBroken, RunBusy, StoreBroken, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
-from killick.model.slots import Slot
-from killick.store import records
+from killick.store import limits, records
 from killick.store.liveness import Holders
 from killick.store.notify import Notifier
 from killick.store.protocol import is_held, lease_clock_us
+from killick.store.slots import Slot
 from killick.store.sql.reads import LOG, SqlReads
 from killick.store.sql.rows import damaged_values, head_of, snapshot_of
 from killick.store.sqlite import btrees, listing, search_terms
@@ -363,7 +363,7 @@ class SqliteStore(SqlReads):
                 return
             time.sleep(nap)  # another process may be doing the same
 
-    def take_tokens(self, buckets: Sequence[records.TokenBucket]) -> int:
+    def take_tokens(self, buckets: Sequence[limits.TokenBucket]) -> int:
         with self._file.leasing() as db:
             now_us = self.now_us()
             found = {each: db.execute(Q.full_at, (each.id,)).fetchone() for each in buckets}

@@ -23,10 +23,10 @@ from killick.errors import (
     RunUnknown,
     StoreBroken,
 )
-from killick.model.slots import NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 from killick.store import records
 from killick.store.liveness import Holders
 from killick.store.protocol import lease_clock_us
+from killick.store.slots import NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot, refusal
 from killick.store.sql.reads import LOG, SNAPSHOT
 from killick.store.sql.rows import head_of, message_of
 from killick.store.sqlite import search_terms
@@ -281,7 +281,7 @@ class Writes:
             before = db.execute(Q.message_in_chain, (root.token, delivery.id)).fetchone()
             if before is not None:
                 return records.Delivered(message_of(before[0], before[1:]), fresh=False)
-        if (refused := records.refusal(run, delivery, slots)) is not None:
+        if not delivery.exact and (refused := refusal(run, delivery.slot, slots)) is not None:
             return refused
         pieces = b"".join(piece.hash for piece in delivery.pieces) or None
         columns = (delivery.id, delivery.name, delivery.body, delivery.by, delivery.at_us, None)

@@ -5,25 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from killick.model import events as e
 from killick.model.facts import OWN_AGENTS, Facts
-
-ENDED_SLOT: Final = "ended"
-"""The slot of a run that has ended: no message is accepted any more. Its token is the status."""
-
-RENEWED_SLOT: Final = "renewed"
-"""The slot of a run that continues in another one: messages go there. Its token is that run's id."""
-
-ROOT_SLOT: Final = "root"
-"""The slot of a renewed run. Its token is the id of the first run in the chain, by which messages are deduplicated."""
-
-NO_SLOT: Final = -1
-"""The places of a slot in an append that removes it."""
-
-ALL_PLACES: Final = 1_000_000
-"""The places that a delivery takes which closes a slot."""
+from killick.store.slots import ALL_PLACES, ENDED_SLOT, NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 
 _OPENED: Final = ("answer", "settlement")
 
@@ -31,23 +15,6 @@ _CHANGING: Final = (
     e.RunStarted, e.RunForked, e.RunRewound, e.RunResumed, e.RunRenewed, e.RunCompleted, e.RunFailed, e.RunCancelled,
     e.CancelRequested, e.WaitClosed,
 )  # fmt: skip
-
-
-class Slot(msgspec.Struct, frozen=True, gc=False):
-    """A condition of deliveries to a run, which an append of its log writes.
-
-    A delivery that names a slot is accepted while the slot has this token and places left, and takes places. The store
-    compares it in the transaction of the delivery. Names and tokens are opaque to it, but for ENDED, RENEWED and ROOT.
-    In a delivery and in `Append.gives`, `places` is how many are taken or given back.
-    """
-
-    name: str
-    token: str
-    places: int = 0
-
-    def with_places(self, more: int) -> Slot:
-        """Returns it with more places, or with fewer, but never less than none."""
-        return Slot(self.name, self.token, max(0, self.places + more))
 
 
 def root_of(run: str) -> tuple[str, int]:
