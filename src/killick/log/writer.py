@@ -565,11 +565,8 @@ class RunLog:
 
     def _index(self) -> RunIndex | None:
         """Returns the run's index entry, if changed."""
-        index = index_of(self.fold, seen=self.seen)
-        if index == self._indexed:
-            return None
-        self._indexed = index
-        return index
+        before, self._indexed = self._indexed, index_of(self.fold, seen=self.seen)
+        return None if self._indexed == before else self._indexed
 
     def _write_slots(self, more: dict[str, Any], *, is_new: bool) -> None:
         """Adds the slots that the last events change. An append that makes a run live holds only if the run's key is
@@ -577,9 +574,8 @@ class RunLog:
         before, self._slots = self._slots, slots_of(self.fold.facts)
         if slots := changed(before, self._slots):
             more["slots"] = slots
-        if self._keys is None or self.key is None or not (is_new or is_open(self._slots) > is_open(before)):
-            return
-        if (fence := self._keys.fence(self.key)) is not None:
+        is_live = is_new or is_open(self._slots) > is_open(before)
+        if is_live and self._keys and self.key and (fence := self._keys.fence(self.key)) is not None:
             more["also"] = (*more.get("also", ()), fence)
 
     def _snapshot(self) -> Snapshot:

@@ -31,7 +31,7 @@ from killick.store.records import STORE_FORMAT, Durability
 from killick.store.sql import migrations, queries, schema
 from killick.store.sqlite.commit_detector import CommitDetector
 from killick.store.sqlite.identity import FileIdentity
-from killick.store.sqlite.rows import Moved
+from killick.store.sqlite.rows import Moved, execute_script
 from killick.store.sqlite.translation import translated
 
 APPLICATION_ID: Final = 0x6B656467
@@ -518,7 +518,7 @@ class SqliteFile(ForkedMutex):
                 return  # another process was first
             if writer.execute(queries(self._kind.dialect).count_tables).fetchone()[0]:
                 raise self._not_ours()
-            _execute_script(writer, schema(self._kind.dialect))
+            execute_script(writer, schema(self._kind.dialect))
             writer.execute(f"PRAGMA application_id = {self._kind.application_id}")
             writer.execute(f"PRAGMA user_version = {self._kind.newest}")
             setup(writer)
@@ -530,7 +530,7 @@ class SqliteFile(ForkedMutex):
         with self.writing() as writer:
             found, newest = self._format()[1], self._kind.newest
             for step, script in migrations(self._kind.dialect, self.place, found=found, newest=newest):
-                _execute_script(writer, script)
+                execute_script(writer, script)
                 writer.execute(f"PRAGMA user_version = {step}")
 
     @contextlib.contextmanager
@@ -593,13 +593,3 @@ def _is_read_only(path: Path) -> bool:
 def _pragma(connection: sqlite3.Connection, name: str) -> int:
     value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
     return value
-
-
-def _execute_script(connection: sqlite3.Cursor, script: str) -> None:
-    """Runs a script inside the open transaction; `executescript` would commit it first."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            connection.execute(statement)
-            statement = ""

@@ -138,3 +138,13 @@ def run_row_of(row: tuple[Any, ...]) -> RunRow:
 def intact_count(number: int, delivered: int, checksum: int) -> int:
     """Returns the count of a run's messages; -1 if it fails its checksum."""
     return delivered if row_check(number, delivered) == checksum else -1
+
+
+def execute_script(connection: sqlite3.Cursor, script: str) -> None:
+    """Runs a script inside the open transaction; `executescript` would commit it first."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            connection.execute(statement)
+            statement = ""
