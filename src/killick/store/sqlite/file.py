@@ -275,10 +275,9 @@ class SqliteFile(ForkedMutex):
         """Closes every connection. The last process checkpoints the WAL into the file."""
         with self._mutex:
             self._closed = True
-            if not self._identity.is_gone:
-                with contextlib.suppress(sqlite3.Error, KillickError):
-                    self._identity.check()
-                    self._refuse_without_wal()  # clears a flag: the last close removes the WAL
+            with contextlib.suppress(sqlite3.Error, KillickError):
+                self._identity.check()
+                self._refuse_without_wal()  # clears a flag: the last close removes the WAL
             self._disconnect()
             if self._copy is not None:
                 self._copy.cleanup()
