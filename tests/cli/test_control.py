@@ -198,6 +198,7 @@ def test_one_named_run_continues_here_and_ends_as_if_it_were_run(office: Path, c
     assert "killick answer claim_19:9 approve" in found.err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_whose_code_is_not_here_is_queued_with_the_worker_to_start(office: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

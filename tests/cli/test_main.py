@@ -378,6 +378,7 @@ def test_output_that_cannot_be_written_is_told(office: Path) -> None:
     assert "the disk is full" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_pipe_carries_no_colours_and_no_remarks(office: Path) -> None:
     for command in (["inbox"], ["--help"], ["ps"]):
         done = run_killick(*command, cwd=office)
@@ -419,6 +420,7 @@ def test_neither_the_version_nor_a_group_imports_a_command(office: Path, words: 
     assert imported <= {f"killick.{name}" for name in light}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("words", ["ps", "inbox", "show claim_17", "find calls pay"])
 def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str) -> None:
     code = f"import sys; from killick.cli.main import main; main({words.split()!r}); print(*sys.modules)"
@@ -431,6 +433,7 @@ def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str
     assert [name for name in imported if name.startswith(heavy)] == []
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     ("words", "most"),
     [

@@ -152,6 +152,7 @@ def test_a_run_goes_on_by_its_id_alone_where_the_app_is_known(office: Path, caps
     assert call(capsys, "run", "--id", "claim_17", "--store", "../killick.db").out == "paid 80 to Ann\n"
 
 
+@pytest.mark.slow
 def test_a_run_finds_its_agent_in_the_one_file_here_that_declares_it(office: Path) -> None:
     assert run_killick("run", "app.py:listen", "--id", "l1", cwd=office).returncode == 3
     assert run_killick("run", "--id", "l1", cwd=office).returncode == 3

@@ -115,6 +115,7 @@ def status(run: str) -> str:
 # mistakes -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(9)
 @pytest.mark.parametrize(
     ("args", "line"),
     [

@@ -359,6 +359,7 @@ async def undoes_all(run: killick.Run) -> None:
     raise LookupError("broken")
 
 
+@pytest.mark.gate("after")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_parent_and_its_children_undo_every_effect_at_whichever_commit_their_process_dies(
     make_world: Any, when: str

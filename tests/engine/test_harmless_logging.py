@@ -125,7 +125,7 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "killick", *words]
 
 
-@pytest.mark.gate(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["lines", "json"])
 def test_a_worker_prints_half_an_emoji_and_goes_on(app: Path, form: tuple[str, ...]) -> None:
     done = subprocess.run(
@@ -136,7 +136,7 @@ def test_a_worker_prints_half_an_emoji_and_goes_on(app: Path, form: tuple[str, .
     assert statuses(app) == {"completed", "failed"}
 
 
-@pytest.mark.gate(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["lines", "json"])
 def test_a_worker_whose_reader_went_away_goes_on_with_its_work(app: Path, form: tuple[str, ...]) -> None:
     with subprocess.Popen(

@@ -146,7 +146,7 @@ class TestEffectsExactlyOnce:
         for story in killed_everywhere(told, seed=SEED):
             assert not (wrong := differences(expected, story)), f"{story}: {wrong}"
 
-    @pytest.mark.gate("2:before")
+    @pytest.mark.slow
     @pytest.mark.parametrize("to", ["start", "2:before", "3:before", "5:before"])
     def test_taken_back_and_killed_at_any_point_each_effect_happens_once(self, to: str) -> None:
         told = scenario(taken_back_to=[to])

@@ -16,8 +16,6 @@ from killick.store.postgres.store import PostgresStore
 from killick.store.protocol import Store
 from store_contract import StoreContract
 
-pytestmark = pytest.mark.slow
-
 TABLES: Final = [
     "heads", "events", "pieces", "piece_uses", "inbox", "claims", "tags", "snapshots", "aside", "marks", "marked",
     "feed", "rate_limits",
@@ -43,6 +41,7 @@ def emptied() -> str:
     return url
 
 
+@pytest.mark.gate(1)
 class TestPostgresStore(StoreContract):
     placeholder = "%s"
 

@@ -12,6 +12,7 @@ import servers
 from killick.store.limits import TokenBucket
 from killick.store.postgres.store import PostgresStore
 from killick.store.records import IndexQuery, OutboxRow, RunQuery, TermBatch, TermRow
+from postgres_rows import FILLED
 from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
 from store_contract.probes import commit, created, deliver, found
 
@@ -22,28 +23,6 @@ TIMES: Final = 8
 """How often each is done: after five times PostgreSQL may plan a prepared statement once for all parameters."""
 
 SMALL: Final = ("meta", "feed_end")
-
-FILLED: Final = """
-INSERT INTO heads (run, base, seq, hash, epoch, checksum, holder, lease_until_us, agent, status, priority, wake_at_us,
-    started_at_us, changed_at_us, tags, delivered_checksum)
-SELECT 'old' || n, 0, 2, '', 0, '', CASE n % 50 WHEN 0 THEN 'w' || n % 7 END, CASE n % 50 WHEN 0 THEN 9e15 END,
-    'agent' || n % 5, (ARRAY['waiting', 'completed', 'failed'])[1 + n % 3], n % 4, CASE n % 2 WHEN 1 THEN 9e15 END,
-    n, n, ARRAY['tag' || n % 100], ''
-FROM generate_series(1, {runs}) AS n;
-INSERT INTO events SELECT number, n, '', '', '' FROM heads, generate_series(1, 3) AS n;
-INSERT INTO inbox SELECT number, message, message::text, 'note', '', NULL, 1, 1, ''
-FROM heads, generate_series(1, 2) AS message;
-INSERT INTO tags SELECT unnest(tags), number FROM heads;
-INSERT INTO claims SELECT 'space', int8send(number), number, 1, '' FROM heads;
-INSERT INTO pieces (hash, codec, body) SELECT sha256(int8send(number)), 'x', '' FROM heads;
-INSERT INTO piece_uses SELECT number, 0, number FROM heads;
-INSERT INTO snapshots SELECT number, 1, 1, '', '' FROM heads;
-INSERT INTO feed (position, number, seq, kind) SELECT number, number, 1, 'run.started' FROM heads;
-UPDATE feed_end SET position = {runs};
-INSERT INTO marks SELECT number % 1000, number, number, 1 FROM heads;
-INSERT INTO marked SELECT number, 2, 0, 0 FROM heads;
-INSERT INTO rate_limits SELECT int8send(number), 9e15 FROM heads;
-"""
 
 
 @pytest.fixture(scope="module", params=["analyzed", "never analyzed"])
@@ -107,6 +86,9 @@ def prepared(store: PostgresStore) -> dict[str, Callable[[int], object]]:
         "message": lambda number: store.message(f"old{number + 1}", "1"),
         "owned": lambda number: store.owned(TOKEN.space, TOKEN.key),
         "index": lambda number: store.index(f"old{number + 1}"),
+        "tags": lambda number: store.tags(f"old{number + 1}"),
+        "reindex": lambda number: store.reindex(f"old{number + 1}", indexed(), at=2),
+        "remove": lambda number: store.remove(f"old{number + 100}"),
         "statuses": lambda number: store.statuses(["old1", "old2"]),
         "tokens": lambda number: store.take_tokens([TokenBucket(b"b", 1, 10**9)]),
         "outbox": lambda number: store.outbox(after=RUNS - 5, limit=5),
