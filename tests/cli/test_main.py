@@ -341,6 +341,10 @@ def test_an_example_in_a_help_text_works(
     if "--snapshot" in line:
         kept = json.loads(call(capsys, "time", "restore", "fix_17", "--at", "1:before", "--json").out)["before"]
         line = re.sub(r"--snapshot \w+", f"--snapshot {kept}", line)
+    if "repair" in line and "--from" in line:
+        shutil.copy("killick.db", "backup.db")
+        call(capsys, "store", "export", "claim_17", "-o", "claim_17.killick")
+        line = f"{line.partition('  ')[0]} --yes"
     found = call(capsys, *example_args(line))
     # A run that waits for a person is no failure of the example, and a selection may find nothing to do.
     waits, finds_nothing = found.code == 3, found.code == 2 and "no run matches" in found.err
@@ -437,8 +441,8 @@ def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("ps", 178), ("inbox", 177), ("show claim_17", 184), ("find calls pay", 167), ("store doctor", 199),
-        ("time diff claim_17 3", 260), ("store verify", 257), ("edit note claim_17 x", 330),
+        ("ps", 186), ("inbox", 186), ("show claim_17", 193), ("find calls pay", 176), ("store doctor", 208),
+        ("time diff claim_17 3", 268), ("store verify", 266), ("edit note claim_17 x", 340),
     ],
 )  # fmt: skip
 def test_a_command_imports_what_it_needs_and_no_more(prepared: Path, tmp_path: Path, words: str, most: int) -> None:

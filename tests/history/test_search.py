@@ -460,7 +460,9 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     db.close()
     for _ in range(2):
         found = Finder(log).decisions(choice="left")
-        assert (set(seqs(found)), found.unread) == ({("a", first), ("b", second)}, ("a",))
+        assert ("b", second) in seqs(found)
+        assert set(seqs(found)) <= {("a", first), ("b", second)}
+        assert found.unread == ("a",)
     log.close()
     store.close()
 

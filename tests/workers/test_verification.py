@@ -19,6 +19,7 @@ from killick.clock import ManualClock
 from killick.history.doctor import examine
 from killick.log import Report, verification
 from killick.log.verification import VERIFICATIONS, Recorder
+from killick.store.protocol import raw_store
 from killick.workers import metrics
 from killick.workers.verification import BackgroundVerification
 
@@ -102,7 +103,7 @@ def test_a_stopped_verification_is_continued_by_the_next_worker(path: Path, monk
             patched.setattr(Recorder, "keep", stop_after_three)
             assert first.look() is None
         assert verification.complete(kd.runtime.log) is None
-        store, head = kd.runtime.store, kd.runtime.store.head
+        store, head = raw_store(kd.runtime.store), kd.runtime.store.head
         row = verification.newest(kd.runtime.log)
         assert row is not None
         assert row.event.runs == 3

@@ -161,11 +161,11 @@ def _message(engine: Engine, sending: Sending) -> Delivery:
 
 def deliver(
     engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | None, tx: Any = None,  # noqa: A002
-    slot: Slot | None = None,
+    slot: Slot | None = None, exact: bool = False,
 ) -> Delivered:  # fmt: skip
     """Put a message into a run's inbox, in the caller's own transaction where `tx` is given."""
     message = delivery(engine.log, run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
-    return _accepted(engine, message if slot is None else replace(message, slot=slot), tx)
+    return _accepted(engine, replace(message, slot=slot, exact=exact), tx)
 
 
 def _accepted(engine: Engine, message: Delivery, tx: Any) -> Delivered:

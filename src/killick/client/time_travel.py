@@ -65,7 +65,7 @@ def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str |
 
     def send() -> Message:
         body = {"command": "rewind", "to": to, "because": because, "of": run}
-        return deliver(engine, run, inbox.COMMAND, body, id=engine.ids.new("command"), by=by).message
+        return deliver(engine, run, inbox.COMMAND, body, id=engine.ids.new("command"), by=by, exact=True).message
 
     with lease_or_send(engine, run, send) as reached:
         handle, sent = reached.log, reached.sent
