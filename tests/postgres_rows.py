@@ -12,8 +12,10 @@ SELECT 'old' || n, 0, 2, '', 0, '', CASE n % 50 WHEN 0 THEN 'w' || n % 7 END, CA
     n, n, ARRAY['tag' || n % 100], ''
 FROM generate_series(1, {runs}) AS n;
 INSERT INTO events SELECT number, n, '', '', '' FROM heads, generate_series(1, 3) AS n;
-INSERT INTO inbox SELECT number, message, message::text, 'note', '', NULL, 1, 1, ''
+INSERT INTO inbox SELECT number, message, message::text, 'note', '', NULL, 1, 1, 'root' || number % 1000, NULL, ''
 FROM heads, generate_series(1, 2) AS message;
+INSERT INTO slots SELECT number, slot, 'x', 1, '' FROM heads, unnest(ARRAY['root', 'wait:1']) AS slot;
+INSERT INTO slots SELECT number, 'renewed', 'old' || number + 1, 1, '' FROM heads WHERE number % 1000 = 7;
 INSERT INTO tags SELECT unnest(tags), number FROM heads;
 INSERT INTO claims SELECT 'space', int8send(number), number, 1, '' FROM heads;
 INSERT INTO pieces (hash, codec, body) SELECT sha256(int8send(number)), 'x', '' FROM heads;

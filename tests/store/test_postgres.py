@@ -17,8 +17,8 @@ from killick.store.protocol import Store
 from store_contract import StoreContract
 
 TABLES: Final = [
-    "heads", "events", "pieces", "piece_uses", "inbox", "claims", "tags", "snapshots", "aside", "marks", "marked",
-    "feed", "rate_limits",
+    "heads", "events", "pieces", "piece_uses", "inbox", "slots", "claims", "tags", "snapshots", "aside", "marks",
+    "marked", "feed", "rate_limits",
 ]  # fmt: skip
 
 

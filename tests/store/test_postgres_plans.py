@@ -10,11 +10,13 @@ import pytest
 
 import servers
 from killick.store.limits import TokenBucket
+from killick.store.slots import Slot
 from killick.store.postgres.store import PostgresStore
 from killick.store.records import IndexQuery, OutboxRow, RunQuery, TermBatch, TermRow
 from postgres_rows import FILLED
 from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
 from store_contract.probes import commit, created, deliver, found
+from store_contract.slots import renewal
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +47,8 @@ def prepared(store: PostgresStore) -> dict[str, Callable[[int], object]]:
     for number in range(TIMES):
         created(store, f"lease{number}", index=indexed("waiting"))
         created(store, f"claim{number}", index=indexed("waiting", agent="claimed", wake_at_us=1))
+    renewing = [created(store, f"renewing{number}", index=indexed()) for number in range(TIMES)]
+    deliver(store, *(letter(head.run, "m", pieces=(blob("v"),)) for head in renewing))
     held = store.lease("old3", "me", seconds=60)
 
     def bare(number: int) -> None:
@@ -82,6 +86,12 @@ def prepared(store: PostgresStore) -> dict[str, Callable[[int], object]]:
         "soonest": lambda number: store.soonest_us(agents=["claimed", "agent1"]),
         "release": lambda number: store.release("old3", epoch=held.epoch, holder="me"),
         "deliver": lambda number: deliver(store, letter("old5", f"d{number}")),
+        "deliver to renewed runs": lambda number: deliver(
+            store, letter("old7", f"r{number}"), letter("old5", f"e{number}")
+        ),
+        "refused delivery": lambda number: store.deliver([letter("old9", f"f{number}", slot=Slot("wait:1", "y", 1))]),
+        "renewal": lambda number: store.append([renewal(store, renewing[number], f"renewed{number}")]),
+        "slots": lambda number: store.slots(f"old{number + 1}"),
         "inbox": lambda number: store.inbox(f"old{number + 1}"),
         "message": lambda number: store.message(f"old{number + 1}", "1"),
         "owned": lambda number: store.owned(TOKEN.space, TOKEN.key),

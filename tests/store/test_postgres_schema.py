@@ -20,6 +20,7 @@ from killick.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from killick.model.slots import Slot
 from killick.store import open_store
 from killick.store.postgres import server as postgres_server
 from killick.store.postgres.store import PostgresStore
@@ -304,6 +305,10 @@ TAMPERED = (
     ("heads", "UPDATE heads SET seq = 1 WHERE run = %(run)s"),
     ("inbox", "UPDATE inbox SET sender = 'eve' WHERE number = %(number)s"),
     ("inbox", "UPDATE inbox SET taken = NULL WHERE number = %(number)s"),
+    ("inbox", "UPDATE inbox SET root = 'eve' WHERE number = %(number)s"),
+    ("inbox", "UPDATE inbox SET pieces = 'eve' WHERE number = %(number)s"),
+    ("slots", "UPDATE slots SET places = 9 WHERE number = %(number)s"),
+    ("slots", "INSERT INTO slots SELECT 77, name, token, places, slot_check(77, name, token, places) FROM slots"),
     ("claims", "UPDATE claims SET seq = 9 WHERE number = %(number)s"),
     ("pieces", "UPDATE pieces SET body = 'eve' WHERE hash = %(hash)s"),
     ("aside", "UPDATE aside SET data = 'eve' WHERE number = %(number)s"),
@@ -315,7 +320,9 @@ TAMPERED = (
 def test_what_was_changed_from_outside_is_found(where: str, change: str) -> None:
     url = servers.postgres_store()
     store = PostgresStore(url)
-    head = created(store, "a", "one", "two", "three", claims=(TOKEN,), pieces=(blob("v"),))
+    head = created(
+        store, "a", "one", "two", "three", claims=(TOKEN,), pieces=(blob("v"),), slots=(Slot("wait:1", "2", 1),)
+    )
     deliver(store, letter("a", "m"))
     commit(store, following(head, "four", takes=(1,)))
     store.repair(replace(head, seq=6, hash=b"6" * 32), keep=3, rows=[replace(event(store, "a", 3), seq=6)])

@@ -12,17 +12,17 @@ from msgspec.structs import replace
 
 from killick.errors import DeliveryRefused, RunUnknown
 from killick.store.protocol import Store
-from killick.store.records import Append, Delivered, Head
+from killick.store.records import Append, Delivered, Delivery, Head
 from killick.store.slots import ALL_PLACES, ENDED_SLOT, NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 from store_contract.builders import blob, creation, following, indexed, letter
-from store_contract.probes import Again, commit, created, deliver
+from store_contract.probes import Again, commit, created, deliver, found
 
 TWO = Slot("wait:4", "9", 2)
 ONE = replace(TWO, places=1)
 ALL = replace(TWO, places=ALL_PLACES)
 
 
-def vote(run: str, id: str, slot: Slot = ONE, **fields: Any) -> object:  # noqa: A002
+def vote(run: str, id: str, slot: Slot = ONE, **fields: Any) -> Delivery:  # noqa: A002
     return letter(run, id, slot=slot, **fields)
 
 
@@ -196,6 +196,31 @@ class Renewals:
                 assert isinstance(told, Delivered)
                 assert (told.fresh, told.message.id) == (False, id_)
         assert [message.id for message in store.inbox("a+3")] == ["moved"]
+
+    def test_a_message_still_counts_in_the_chain_when_a_later_log_that_had_it_is_removed(self, store: Store) -> None:
+        head = commit(store, creation(store, "a", "one", index=indexed()))
+        for number, takes in ((2, ()), (3, ()), (4, (1,))):
+            commit(store, renewal(store, head, f"a+{number}", root="a", takes=takes))
+            head = found(store, f"a+{number}")
+            if number == 2:
+                deliver(store, letter("a", "m", pieces=(blob("v"),)))
+        store.remove("a+3")
+        assert store.inspect() == []
+        [again] = store.deliver([letter("a+4", "m", pieces=(blob("w"),))])
+        assert isinstance(again, Delivered)
+        assert (again.fresh, again.message.run, again.message.taken) == (False, "a+2", 2)
+        assert store.pieces([blob("v").hash, blob("w").hash]).keys() == {blob("v").hash}
+        store.remove("a+2")
+        [fresh] = store.deliver([letter("a+4", "m")])
+        assert isinstance(fresh, Delivered)
+        assert (fresh.fresh, fresh.message.run) == (True, "a+4")
+
+    def test_chunks_of_a_forwarded_message_are_kept_and_those_of_its_repetition_dropped(self, store: Store) -> None:
+        head = commit(store, creation(store, "a", "one", index=indexed()))
+        commit(store, renewal(store, head, "a+2"))
+        first, again = store.deliver([letter("a", "m", pieces=(blob("v"),)), letter("a", "m", pieces=(blob("w"),))])
+        assert [isinstance(result, Delivered) and result.fresh for result in (first, again)] == [True, False]
+        assert store.pieces([blob("v").hash, blob("w").hash]).keys() == {blob("v").hash}
 
     def test_a_message_in_an_append_is_forwarded_too(self, store: Store) -> None:
         head = commit(store, creation(store, "a", "one", index=indexed()))

@@ -202,7 +202,7 @@ class Runs:
     def _move_messages(self, item: records.Append) -> None:
         """Moves what is in the inbox to the run that continues this one, if the append renews it."""
         run = self._runs[item.run]
-        renewed = next((slot.token for slot in item.slots if slot.name == RENEWED_SLOT), None)
+        renewed = item.renewed_as
         if renewed is None or self._runs[renewed].head is None:
             return
         for number, message in list(run.inbox.items()):

@@ -12,7 +12,7 @@ import msgspec
 from killick.model.chunks import Blob
 from killick.model.facts import OWN_AGENTS as OWN_AGENTS
 from killick.model.facts import OWN_TAGS
-from killick.store.slots import Slot
+from killick.store.slots import NO_SLOT, RENEWED_SLOT, Slot
 
 STORE_FORMAT: Final = 8
 """The layout that this build reads and writes. Opening an older one migrates it, if a release wrote that."""
@@ -471,6 +471,11 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
         if len({one.run for one in group}) < len(group):
             raise ValueError(f"{self.run}: appends that happen together are each to another run")
         return group
+
+    @property
+    def renewed_as(self) -> str | None:
+        """The run in which this one continues, if the append renews it."""
+        return next((slot.token for slot in self.slots if slot.name == RENEWED_SLOT and slot.places != NO_SLOT), None)
 
     @property
     def is_plain(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from killick.errors import (
     AlreadyClaimed,
+    DeliveryRefused,
     EpochStale,
     HeadMoved,
     LogError,
@@ -18,7 +19,7 @@ from killick.store.records import Append, Delivered, Delivery, Head, Message
 
 
 def refusal_of(kind: str, run: str, *rest: str) -> LogError:
-    """Returns the refusal of an append by its name and fields."""
+    """Returns the refusal of an append or a delivery by its name and fields."""
     match kind:
         case "RunExists":
             return RunExists(run)
@@ -30,6 +31,8 @@ def refusal_of(kind: str, run: str, *rest: str) -> LogError:
             return AlreadyClaimed(run, space=rest[0], owner=rest[1], seq=int(rest[2]))
         case "MessageGone":
             return MessageGone(run, int(rest[0]))
+        case "DeliveryRefused":
+            return DeliveryRefused(run, slot=rest[0], found=rest[1] if len(rest) > 1 else None)
         case "RunBroken":
             return RunBroken(run, seq=int(rest[0]), reason="a row already exists where a new one belongs")
         case _:

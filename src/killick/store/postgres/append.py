@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 import psycopg
 
-from killick.errors import LogError, RunUnknown
+from killick.errors import LogError
 from killick.model.chunks import Blob
 from killick.store.postgres.server import PostgresServer, Statements
 from killick.store.postgres.wire import Q, Session, Statement
@@ -39,7 +39,7 @@ def append(session: Session, q: Statements, items: Sequence[Append], clock_us: i
         head = _append_few(session, q, items[0])
         return [head] if head else _append_all(session, q, [], items, clock_us)[1]
     # An append to a run that no other append touches may be reordered to the front.
-    touched = Counter(run for item in items for run in _runs(item))
+    touched = Counter(run for item in items for runs in _touched([item]) for run in runs)
     bare = [item for item in items if item.is_bare and touched[item.run] == 1]
     apart = {item.run for item in bare}
     moved, results = _append_all(session, q, bare, [item for item in items if item.run not in apart], clock_us)
@@ -59,12 +59,14 @@ def committed(session: Session, q: Statements, item: Append) -> Head | None:
     return _head(*found[0]) if found else None
 
 
-def _runs(item: Append) -> Iterator[str]:
-    for one in item.group:
-        yield one.run
-        for sent in one.sends:
-            if sent.waits_for is None:
-                yield sent.run
+def _touched(items: Iterable[Append], deliveries: Iterable[Delivery] = ()) -> tuple[set[str], set[str]]:
+    """Returns the runs whose heads are locked, and those to whose last renewals messages go."""
+    group = [one for item in items for one in item.group]
+    sent = [letter for one in group for letter in one.sends if letter.waits_for is None]
+    sent += deliveries
+    runs = {one.run for one in group} | {one.renewed_as for one in group if one.renewed_as is not None}
+    exact = {letter.run for letter in sent if letter.exact}
+    return runs | exact, {letter.run for letter in sent if not letter.exact}
 
 
 def _append_few(session: Session, q: Statements, item: Append) -> Head | None:
@@ -102,7 +104,7 @@ def _append_all(
     shots = [one.snapshot for one in flat if one.snapshot is not None]
     binary = BinaryParams(piece for source in (flat, shots, sent) for each in source for piece in each.pieces)
     payload = msgspec.json.encode([[_append_fields(one, binary) for one in group] for group in groups])
-    runs = {run for item in (*bare, *items) for run in _runs(item)}
+    runs, receivers = _touched((*bare, *items))
     rows = [(item.run, row) for item in bare for row in item.rows]
     found = session.rows(
         q.append_all,
@@ -122,7 +124,8 @@ def _append_all(
         [row.body for row in binary.rows],
         [row.hash for row in binary.rows],
         [row.data for row in binary.rows],
-        sorted(runs),
+        list(runs),
+        list(receivers),
         *binary.pieces,
         clock_us,
     )
@@ -144,13 +147,13 @@ def deliver(
     """Delivers messages. A resent delivery owns the stored message if their contents are equal."""
     binary = BinaryParams(piece for sent in deliveries for piece in sent.pieces)
     payload = msgspec.json.encode([_delivery_fields(sent, binary) for sent in deliveries])
-    runs = sorted({sent.run for sent in deliveries})
-    found = session.rows(q.deliver_items, payload, binary.blobs, runs, *binary.pieces)
+    runs, receivers = _touched((), deliveries)
+    found = session.rows(q.deliver_items, payload, binary.blobs, list(runs), list(receivers), *binary.pieces)
     return [
-        RunUnknown(sent.run)
-        if fresh is None
-        else delivered(sent, message_of(sent.run, tuple(row)), fresh=fresh, again=again)
-        for sent, (fresh, *row) in zip(deliveries, found, strict=True)
+        refusal_of(*_names(refusal))
+        if refusal is not None
+        else delivered(sent, message_of(run, tuple(row)), fresh=fresh, again=again)
+        for sent, (refusal, fresh, run, *row) in zip(deliveries, found, strict=True)
     ]
 
 
@@ -243,6 +246,12 @@ def _append_fields(item: Append, binary: BinaryParams) -> dict[str, Any]:
         fields["index"] = index_fields(item.index)
     if item.snapshot is not None:
         fields["snapshot"] = _snapshot_fields(item.snapshot, binary)
+    if item.slots:
+        fields["slots"] = [msgspec.structs.astuple(slot) for slot in item.slots]
+    if item.renewed_as is not None:
+        fields["renews"] = item.renewed_as
+    if item.gives:
+        fields["gives"] = [msgspec.structs.astuple(slot) for slot in item.gives]
     if item.outbox:
         fields["tells"] = [(row.seq, row.kind) for row in item.outbox]
     return fields
@@ -270,4 +279,11 @@ def _delivery_fields(sent: Delivery, binary: BinaryParams) -> dict[str, Any]:
     }
     if sent.waits_for is not None:
         fields["waits_for"] = sent.waits_for
-    return {**fields, "pieces": binary.places(sent.pieces)} if sent.pieces else fields
+    if sent.exact:
+        fields["exact"] = True
+    if sent.slot is not None:
+        fields["slot"] = msgspec.structs.astuple(sent.slot)
+    if sent.pieces:
+        fields["pieces"] = binary.places(sent.pieces)
+        fields["hashes"] = binary.put(b"".join(piece.hash for piece in sent.pieces))
+    return fields

@@ -14,8 +14,8 @@ from killick.store.records import TermBatch, row_check
 
 def index_terms(session: Session, q: Statements, items: Sequence[TermBatch]) -> None:
     """Writes the terms of some runs, except where another process was first."""
-    # In a fixed order, against deadlocks.
-    for item in sorted(items, key=lambda item: item.run):
+    session.run(q.lock_heads, [item.run for item in items])
+    for item in items:
         found = session.rows(q.index_position, item.run)
         if not found:
             continue

@@ -30,6 +30,7 @@ from killick.store.postgres.server import PostgresServer, T, namespaces
 from killick.store.postgres.wire import Failed, Q, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.server_replies import acknowledged
+from killick.store.slots import Slot
 from killick.store.sql.reads import SqlReads
 from killick.store.sql.rows import damaged_terms, damaged_values, head_of, snapshot_of
 
@@ -287,7 +288,7 @@ class PostgresStore(SqlReads):
 
     # finding ----------------------------------------------------------------------------------
 
-    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
+    def reindex(self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None) -> bool:
         def write(session: Session) -> bool:
             found = session.rows(self._q.head_for_update, run)
             if not found or found[0][9] or found[0][2] != at:
@@ -297,6 +298,10 @@ class PostgresStore(SqlReads):
             session.run(self._q.write_index, number, msgspec.json.encode(index_fields(index)))
             session.run(self._q.drop_tags, number)
             session.run(self._q.put_tags, number, index.tags)
+            if slots is not None:
+                session.run(self._q.drop_slots, number)
+                written = [msgspec.structs.astuple(slot) for slot in slots]
+                session.run(self._q.write_slots, number, msgspec.json.encode(written))
             return True
 
         return self._server.transact(write)
@@ -383,7 +388,8 @@ class PostgresStore(SqlReads):
                 raise StoreError(f"{run}: a fork depends on it; remove the fork first")
             session.run(self._q.drop_events, number, -1)
             q = self._q
-            for each in (q.drop_tags, q.drop_uses, q.drop_snapshots, q.drop_messages, q.drop_outbox, q.write_tombstone):
+            drops = (q.drop_tags, q.drop_uses, q.drop_snapshots, q.drop_messages, q.drop_slots, q.drop_outbox)
+            for each in (*drops, q.write_tombstone):
                 session.run(each, number)
             return True
 

@@ -323,8 +323,7 @@ def write_slots(db: sqlite3.Cursor, number: int, item: records.Append) -> None:
 
 def move_messages(db: sqlite3.Cursor, number: int, item: records.Append, to_notify: RunsToNotify) -> None:
     """Moves what is in the inbox to the run that continues this one, if the append renews it."""
-    renewed = next((slot.token for slot in item.slots if slot.name == RENEWED_SLOT), None)
-    head = None if renewed is None else find_head(db, renewed)
+    head = None if item.renewed_as is None else find_head(db, item.renewed_as)
     if head is None:
         return
     root = _slots(db, head[0]).get(ROOT_SLOT)

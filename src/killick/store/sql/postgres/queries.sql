@@ -72,7 +72,7 @@ SELECT base, parent, holder, lease_until_us FROM moved
 
 -- name: append_all
 SELECT * FROM killick.append_all(
-    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22
 )
 
 -- name: acknowledged
@@ -81,7 +81,7 @@ FROM killick.heads JOIN killick.events USING (number)
 WHERE run = $1 AND events.seq = $2 AND events.hash = $3 AND epoch = $4 AND NOT removed
 
 -- name: deliver_items
-SELECT * FROM killick.deliver_items($1, $2, $3, $4, $5, $6)
+SELECT * FROM killick.deliver_items($1, $2, $3, $4, $5, $6, $7)
 
 -- name: head
 SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed FROM killick.heads WHERE run = $1
@@ -228,6 +228,16 @@ SELECT message, id, name, body, sender, at_us, taken,
     inbox.checksum = killick.message_check(number, message, id, name, body, sender, at_us, taken)
 FROM killick.heads JOIN killick.inbox USING (number)
 WHERE run = $1 AND id = $2 AND NOT removed
+
+-- name: slots_of
+SELECT slots.name, token, places FROM killick.heads JOIN killick.slots USING (number)
+WHERE run = $1 AND NOT removed ORDER BY slots.name
+
+-- name: write_slots
+SELECT killick.write_slots($1, $2)
+
+-- name: drop_slots
+DELETE FROM killick.slots WHERE number = $1
 
 -- name: last_message
 SELECT coalesce(max(message), 0) FROM killick.inbox WHERE number = $1
@@ -412,6 +422,9 @@ DELETE FROM killick.feed WHERE number = $1
 SELECT heads.number, run, base, coalesce(marked.seq, base) FROM killick.heads LEFT JOIN killick.marked USING (number)
 WHERE heads.number > $1 AND NOT removed AND heads.seq > coalesce(marked.seq, base) ORDER BY heads.number LIMIT $2
 
+-- name: lock_heads
+SELECT killick.lock_heads($1, '{}')
+
 -- name: index_position
 SELECT heads.number, base, coalesce(marked.seq, base), coalesce(total, 0)
 FROM killick.heads LEFT JOIN killick.marked USING (number) WHERE run = $1 AND NOT removed FOR NO KEY UPDATE OF heads
@@ -448,7 +461,9 @@ SELECT 'meta', NULL::bigint, key FROM killick.meta WHERE checksum <> killick.met
 UNION ALL SELECT 'heads', number, concat(number, ', ', run) FROM killick.heads
     WHERE checksum <> killick.head_check(number, run, seq, hash, epoch, base, parent, removed)
 UNION ALL SELECT 'inbox', number, concat(number, ', ', message) FROM killick.inbox
-    WHERE checksum <> killick.message_check(number, message, id, name, body, sender, at_us, taken)
+    WHERE checksum <> killick.message_check(number, message, id, name, body, sender, at_us, taken, root, pieces)
+UNION ALL SELECT 'slots', number, concat(number, ', ', name) FROM killick.slots
+    WHERE checksum <> killick.slot_check(number, name, token, places)
 UNION ALL SELECT 'claims', number, space FROM killick.claims
     WHERE checksum <> killick.claim_check(space, key, number, seq)
 UNION ALL SELECT 'aside', number, concat(number, ', ', seq) FROM killick.aside
@@ -464,6 +479,8 @@ WHERE body IS NOT NULL AND sha256('\x02'::bytea || convert_to(codec, 'UTF8') || 
 SELECT 'events', number, count(*) FROM killick.events
     WHERE number NOT IN (SELECT number FROM killick.heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'inbox', number, count(*) FROM killick.inbox
+    WHERE number NOT IN (SELECT number FROM killick.heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'slots', number, count(*) FROM killick.slots
     WHERE number NOT IN (SELECT number FROM killick.heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'claims', number, count(*) FROM killick.claims
     WHERE number NOT IN (SELECT number FROM killick.heads) GROUP BY number

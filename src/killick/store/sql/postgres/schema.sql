@@ -1,6 +1,6 @@
 -- Format 6. `killick.` is replaced by the schema of the store.
 --
--- Truth: meta, heads (up to `removed`), events, pieces, inbox, claims. Derived and rebuilt when wrong: the rest of
+-- Truth: meta, heads (up to `removed`), events, pieces, inbox, claims, slots. Derived and rebuilt when wrong: the rest of
 -- heads, piece_uses, tags, snapshots, marks, marked. Rows outside the hash chain have a checksum.
 
 CREATE TABLE killick.meta (
@@ -89,9 +89,25 @@ CREATE TABLE killick.inbox (
     sender text COLLATE "C",
     at_us bigint NOT NULL,
     taken bigint,
+    root text COLLATE "C", -- of a renewed run: the id of the first run in the chain
+    pieces bytea, -- the hashes of the chunks of its body, which move with it
     checksum bytea NOT NULL,
     PRIMARY KEY (number, message),
     UNIQUE (number, id)
+);
+
+-- Messages are deduplicated over all renewals of a run.
+CREATE INDEX inbox_by_root ON killick.inbox (root, id) WHERE root IS NOT NULL;
+
+-- The conditions of deliveries to a run: whether it is open, and what its waits still take. They change only under the
+-- lock of the run's head, so that a delivery decides on what is committed.
+CREATE TABLE killick.slots (
+    number bigint NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    token text COLLATE "C" NOT NULL,
+    places bigint NOT NULL,
+    checksum bytea NOT NULL,
+    PRIMARY KEY (number, name)
 );
 
 CREATE TABLE killick.claims (
@@ -188,11 +204,18 @@ CREATE FUNCTION killick.count_check(number bigint, delivered bigint) RETURNS byt
 RETURN substring(sha256(int8send(number) || int8send(delivered)) for 8);
 
 CREATE FUNCTION killick.message_check(
-    number bigint, message bigint, id text, name text, body bytea, sender text, at_us bigint, taken bigint
+    number bigint, message bigint, id text, name text, body bytea, sender text, at_us bigint, taken bigint, root text,
+    pieces bytea
 ) RETURNS bytea LANGUAGE sql STABLE
 RETURN substring(sha256(
     int8send(number) || int8send(message) || int8send(at_us) || int8send(coalesce(taken, -1)) || sha256(body)
-    || convert_to(jsonb_build_array(id, name, sender)::text, 'UTF8')
+    || convert_to(jsonb_build_array(id, name, sender, root)::text, 'UTF8') || coalesce(pieces, '')
+) for 8);
+
+CREATE FUNCTION killick.slot_check(number bigint, name text, token text, places bigint)
+RETURNS bytea LANGUAGE sql STABLE
+RETURN substring(sha256(
+    int8send(number) || int8send(places) || convert_to(jsonb_build_array(name, token)::text, 'UTF8')
 ) for 8);
 
 CREATE FUNCTION killick.claim_check(space text, key bytea, number bigint, seq bigint) RETURNS bytea LANGUAGE sql STABLE
@@ -471,6 +494,12 @@ BEGIN
         )
         ON CONFLICT (number, fold, seq) DO UPDATE SET hash = excluded.hash, root = excluded.root;
     END IF;
+    IF item ? 'slots' THEN
+        PERFORM killick.write_slots(head.number, item->'slots');
+    END IF;
+    IF item ? 'gives' THEN
+        PERFORM killick.add_places(head.number, given, 1) FROM jsonb_array_elements(item->'gives') AS given;
+    END IF;
     IF item ? 'tells' THEN
         INSERT INTO killick.feed (number, seq, kind)
         SELECT head.number, (told->>0)::bigint, told->>1 FROM jsonb_array_elements(item->'tells') AS told;
@@ -502,10 +531,10 @@ BEGIN
         END LOOP;
     END LOOP;
     UPDATE killick.inbox SET taken = NULL,
-        checksum = killick.message_check(number, message, id, name, body, sender, at_us, NULL)
+        checksum = killick.message_check(number, message, id, name, body, sender, at_us, NULL, root, pieces)
     WHERE number = head.number AND message = ANY (killick.numbers_in(item->'returns')) AND taken IS NOT NULL;
     UPDATE killick.inbox SET taken = head.seq,
-        checksum = killick.message_check(number, message, id, name, body, sender, at_us, head.seq)
+        checksum = killick.message_check(number, message, id, name, body, sender, at_us, head.seq, root, pieces)
     WHERE number = head.number AND message = ANY (killick.numbers_in(item->'takes'));
     IF item ? 'erases_rows' THEN
         UPDATE killick.events SET data = NULL
@@ -515,7 +544,9 @@ BEGIN
     END IF;
     IF item ? 'erases_messages' THEN
         UPDATE killick.inbox SET body = '{"$erased":""}',
-            checksum = killick.message_check(number, message, id, name, '{"$erased":""}', sender, at_us, taken)
+            checksum = killick.message_check(
+                number, message, id, name, '{"$erased":""}', sender, at_us, taken, root, pieces
+            )
         WHERE number = head.number AND message = ANY (killick.numbers_in(item->'erases_messages'));
     END IF;
     IF item ? 'erases_pieces' THEN
@@ -524,61 +555,205 @@ BEGIN
     END IF;
 END $$;
 
--- Delivers one message. Null for an unknown run; not fresh if its id was delivered before.
+-- Writes slots and removes them, in order. A slot is a name, a token and its places; -1: removed.
+CREATE FUNCTION killick.write_slots(of_run bigint, written jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    slot jsonb;
+BEGIN
+    FOR slot IN SELECT * FROM jsonb_array_elements(written) LOOP
+        DELETE FROM killick.slots WHERE number = of_run AND name = slot->>0;
+        INSERT INTO killick.slots (number, name, token, places, checksum)
+        SELECT of_run, slot->>0, slot->>1, places, killick.slot_check(of_run, slot->>0, slot->>1, places)
+        FROM (SELECT (slot->>2)::bigint AS places) AS given WHERE places >= 0;
+    END LOOP;
+END $$;
+
+-- Gives places back to a slot, or takes them, if its token is still the same.
+CREATE FUNCTION killick.add_places(of_run bigint, slot jsonb, sign bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE killick.slots SET (places, checksum) = (
+        SELECT sum, killick.slot_check(number, name, token, sum)
+        FROM (SELECT greatest(0, places + sign * (slot->>2)::bigint) AS sum) AS given
+    )
+    WHERE number = of_run AND name = slot->>0 AND token = slot->>1;
+END $$;
+
+-- The runs to which messages to these go. Takes no lock.
+CREATE FUNCTION killick.last_renewals(runs text[]) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    renewed text[];
+BEGIN
+    LOOP
+        renewed := ARRAY(SELECT coalesce((
+            SELECT token FROM killick.slots WHERE name = 'renewed'
+                AND number = (SELECT number FROM killick.heads WHERE heads.run = given.run AND NOT removed)
+        ), given.run) FROM unnest(runs) AS given(run));
+        IF renewed = runs THEN
+            RETURN runs;
+        END IF;
+        runs := renewed;
+    END LOOP;
+END $$;
+
+-- Locks the heads that a statement changes before it changes any: those of runs, of `receivers`, and of the runs to which
+-- messages to these go. Always in order of creation, against deadlocks. A run may be renewed while this waits for its
+-- lock. Then the block lets go of all its locks, and takes them again, in order; that happens once for each renewal by
+-- others.
+CREATE FUNCTION killick.lock_heads(runs text[], receivers text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    finals text[] := receivers;
+BEGIN
+    IF cardinality(receivers) = 0 THEN
+        PERFORM killick.lock_in_order(runs);
+        RETURN;
+    END IF;
+    LOOP
+        BEGIN
+            finals := killick.last_renewals(finals);
+            PERFORM killick.lock_in_order(runs || receivers || finals);
+            IF killick.last_renewals(finals) = finals THEN
+                RETURN;
+            END IF;
+            RAISE EXCEPTION USING ERRCODE = 'KE001';
+        EXCEPTION WHEN SQLSTATE 'KE001' THEN
+            NULL;
+        END;
+    END LOOP;
+END $$;
+
+-- By their numbers, as an array, so that both are read by an index and in its order.
+CREATE FUNCTION killick.lock_in_order(runs text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM killick.heads WHERE number = ANY (ARRAY(
+        SELECT number FROM killick.heads WHERE run = ANY (runs) ORDER BY run
+    )) ORDER BY number FOR NO KEY UPDATE;
+END $$;
+
+-- Puts a message into an inbox, and makes the run due.
+CREATE FUNCTION killick.put_message(letter killick.inbox) RETURNS killick.inbox LANGUAGE plpgsql AS $$
+DECLARE
+    receiver text;
+BEGIN
+    SELECT 1 + greatest(delivered, (SELECT max(message) FROM killick.inbox WHERE number = letter.number))
+    INTO letter.message FROM killick.heads WHERE number = letter.number;
+    letter.taken := NULL;
+    letter.checksum := killick.message_check(
+        letter.number, letter.message, letter.id, letter.name, letter.body, letter.sender, letter.at_us, letter.taken,
+        letter.root, letter.pieces
+    );
+    INSERT INTO killick.inbox VALUES (letter.*);
+    UPDATE killick.heads SET delivered = letter.message, delivered_checksum = killick.count_check(number, letter.message),
+        wake_at_us = CASE
+            WHEN agent IS NULL OR status IN ('completed', 'failed', 'cancelled') THEN wake_at_us
+            ELSE least(wake_at_us, letter.at_us)
+        END
+    WHERE number = letter.number RETURNING run INTO receiver;
+    PERFORM killick.ring(receiver);
+    RETURN letter;
+END $$;
+
+-- Moves what is in an inbox to the run that continues this one.
+CREATE FUNCTION killick.move_messages(head killick.heads, renewed text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    target bigint;
+    root_ text;
+    letter killick.inbox;
+BEGIN
+    SELECT number INTO target FROM killick.heads WHERE run = renewed AND NOT removed FOR NO KEY UPDATE;
+    IF target IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT token INTO root_ FROM killick.slots WHERE number = target AND name = 'root';
+    FOR letter IN SELECT * FROM killick.inbox WHERE number = head.number AND taken IS NULL ORDER BY message LOOP
+        letter.number := target;
+        letter.root := root_;
+        letter := killick.put_message(letter);
+        INSERT INTO killick.piece_uses (number, kind, piece)
+        SELECT target, 0, piece FROM killick.pieces WHERE hash = ANY (ARRAY(
+            SELECT substring(letter.pieces FROM at FOR 32) FROM generate_series(1, length(letter.pieces), 32) AS at
+        )) ON CONFLICT DO NOTHING;
+    END LOOP;
+    UPDATE killick.inbox SET taken = head.seq,
+        checksum = killick.message_check(number, message, id, name, body, sender, at_us, head.seq, root, pieces)
+    WHERE number = head.number AND taken IS NULL;
+END $$;
+
+-- Delivers one message to the last renewal of its run, if the slots there allow it: a reason if not. Not fresh if its id
+-- was delivered before, to any log of the chain.
 CREATE FUNCTION killick.deliver_item(
-    sent jsonb, blobs bytea[], kept bigint[], bodies bytea[], OUT fresh boolean, OUT letter killick.inbox
+    sent jsonb, blobs bytea[], kept bigint[], bodies bytea[],
+    OUT fresh boolean, OUT receiver text, OUT letter killick.inbox, OUT reason text[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     head killick.heads;
+    slots_ jsonb;
+    slot jsonb := sent->'slot';
     found jsonb;
-    last_ bigint;
-    at_ bigint := (sent->>'at_us')::bigint;
-    body_ bytea := blobs[(sent->>'body')::integer];
 BEGIN
+    receiver := sent->>'run';
     IF sent ? 'waits_for' THEN
         -- The oldest run with a tag that no message has made due yet. Rows are locked out of order here, so it skips
         -- those that others lock.
-        SELECT jsonb_build_object('run', run) INTO found FROM killick.tags JOIN killick.heads USING (number)
-        WHERE tag = sent->>'waits_for' AND (wake_at_us > at_) IS NOT FALSE AND quarantined IS NULL
+        SELECT run INTO receiver FROM killick.tags JOIN killick.heads USING (number)
+        WHERE tag = sent->>'waits_for' AND (wake_at_us > (sent->>'at_us')::bigint) IS NOT FALSE AND quarantined IS NULL
         ORDER BY number LIMIT 1 FOR NO KEY UPDATE OF heads SKIP LOCKED;
-        sent := sent || coalesce(found, '{"run": null}');
     END IF;
-    SELECT * INTO head FROM killick.heads WHERE run = sent->>'run' AND NOT removed FOR NO KEY UPDATE;
-    IF head.number IS NULL THEN
-        RETURN;
-    END IF;
+    -- Renewals were created later, so that locking them too is in order. Of several deliveries all locks are held already.
+    LOOP
+        SELECT * INTO head FROM killick.heads WHERE run = receiver AND NOT removed FOR NO KEY UPDATE;
+        IF head.number IS NULL THEN
+            reason := ARRAY['RunUnknown', receiver];
+            RETURN;
+        END IF;
+        SELECT coalesce(jsonb_object_agg(name, jsonb_build_array(token, places)), '{}') INTO slots_
+        FROM killick.slots WHERE number = head.number;
+        EXIT WHEN sent ? 'exact' OR NOT slots_ ? 'renewed';
+        receiver := (killick.last_renewals(ARRAY[slots_->'renewed'->>0]))[1];
+    END LOOP;
     SELECT * INTO letter FROM killick.inbox WHERE number = head.number AND id = sent->>'id';
+    IF letter.number IS NULL AND slots_ ? 'root' AND NOT sent ? 'exact' THEN
+        SELECT * INTO letter FROM (
+            SELECT * FROM killick.inbox WHERE root = slots_->'root'->>0 AND id = sent->>'id'
+            UNION ALL
+            SELECT * FROM killick.inbox WHERE id = sent->>'id'
+                AND number = (SELECT number FROM killick.heads WHERE run = slots_->'root'->>0)
+        ) AS chain ORDER BY number DESC LIMIT 1;
+    END IF;
     IF letter.number IS NOT NULL THEN
+        receiver := (SELECT run FROM killick.heads WHERE number = letter.number);
         fresh := false;
         RETURN;
     END IF;
-    SELECT 1 + greatest(head.delivered, coalesce(max(message), 0)) INTO last_
-    FROM killick.inbox WHERE number = head.number;
-    INSERT INTO killick.inbox (number, message, id, name, body, sender, at_us, checksum)
-    VALUES (
-        head.number, last_, sent->>'id', sent->>'name', body_, sent->>'by', at_,
-        killick.message_check(head.number, last_, sent->>'id', sent->>'name', body_, sent->>'by', at_, NULL)
-    )
-    RETURNING * INTO letter;
+    IF NOT sent ? 'exact' THEN
+        found := slots_->(slot->>0);
+        IF slots_ ? 'ended' THEN
+            reason := ARRAY['DeliveryRefused', receiver, 'ended', slots_->'ended'->>0];
+        ELSIF slot IS NOT NULL AND (found->>0 = slot->>1 AND (found->>1)::bigint > 0) IS NOT TRUE THEN
+            reason := array_remove(ARRAY['DeliveryRefused', receiver, slot->>0, found->>0], NULL);
+        END IF;
+        IF reason IS NOT NULL THEN
+            RETURN;
+        END IF;
+    END IF;
+    letter := killick.put_message(ROW(
+        head.number, NULL, sent->>'id', sent->>'name', blobs[(sent->>'body')::integer], sent->>'by',
+        (sent->>'at_us')::bigint, NULL, slots_->'root'->>0, blobs[(sent->>'hashes')::integer], NULL
+    ));
     IF sent ? 'pieces' THEN
         PERFORM killick.use_pieces(head.number, 0, sent->'pieces', kept, bodies);
     END IF;
-    UPDATE killick.heads SET delivered = last_, delivered_checksum = killick.count_check(number, last_),
-        wake_at_us = CASE
-            WHEN agent IS NULL OR status IN ('completed', 'failed', 'cancelled') THEN wake_at_us
-            ELSE least(wake_at_us, at_)
-        END
-    WHERE number = head.number;
-    PERFORM killick.ring(head.run);
+    IF slot IS NOT NULL THEN
+        PERFORM killick.add_places(head.number, slot, -1);
+    END IF;
     fresh := true;
 END $$;
 
--- Deletes the chunks stored for refused items.
-CREATE FUNCTION killick.drop_unused(fresh bigint[], runs text[]) RETURNS void LANGUAGE plpgsql AS $$
+-- Deletes the chunks stored for refused items: those that none of the written runs uses.
+CREATE FUNCTION killick.drop_unused(fresh bigint[], written bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM killick.pieces WHERE piece = ANY (fresh) AND NOT EXISTS (
-        SELECT FROM killick.piece_uses AS uses JOIN killick.heads USING (number)
-        WHERE run = ANY (runs) AND kind IN (0, 1) AND uses.piece = pieces.piece
+        SELECT FROM killick.piece_uses AS uses
+        WHERE number = ANY (written) AND kind IN (0, 1) AND uses.piece = pieces.piece
     );
 END $$;
 
@@ -589,7 +764,7 @@ CREATE FUNCTION killick.append_all(
     bare_hashes bytea[], bare_row_runs text[], bare_seqs bigint[], bare_bodies bytea[], bare_row_hashes bytea[],
     bare_data bytea[],
     items jsonb, blobs bytea[], row_bodies bytea[], row_hashes bytea[], row_data bytea[],
-    runs text[], hashes bytea[], codecs text[], bodies bytea[], clock_us bigint
+    runs text[], receivers text[], hashes bytea[], codecs text[], bodies bytea[], clock_us bigint
 ) RETURNS TABLE (
     place bigint, refusal text, run text, seq bigint, hash bytea, epoch bigint, base bigint, parent text,
     holder text, lease_until_us bigint
@@ -604,11 +779,12 @@ DECLARE
     fresh bigint[];
     some_erased boolean;
     sent jsonb;
+    result record;
+    written bigint[] := '{}';
     is_wasted boolean := false;
-    is_sent boolean;
 BEGIN
-    IF cardinality(runs) > 1 THEN
-        PERFORM 1 FROM killick.heads WHERE run = ANY (runs) ORDER BY run FOR NO KEY UPDATE;
+    IF cardinality(runs) + cardinality(receivers) > 1 THEN
+        PERFORM killick.lock_heads(runs, receivers);
     END IF;
     IF cardinality(bare_runs) > 0 THEN
         RETURN QUERY WITH moved AS (
@@ -657,11 +833,16 @@ BEGIN
                     IF other = 0 THEN
                         head := one;
                     END IF;
+                    written := written || one.number;
                 END LOOP;
+                IF group_->0 ? 'renews' THEN
+                    PERFORM killick.move_messages(head, group_->0->>'renews');
+                END IF;
                 FOR sent IN SELECT told FROM jsonb_array_elements(group_) AS item,
                     jsonb_array_elements(item->'sends') AS told LOOP
-                    SELECT given.fresh INTO is_sent FROM killick.deliver_item(sent, blobs, kept, bodies) AS given;
-                    is_wasted := is_wasted OR is_sent IS NOT TRUE;
+                    SELECT * INTO result FROM killick.deliver_item(sent, blobs, kept, bodies);
+                    is_wasted := is_wasted OR result.fresh IS NOT TRUE;
+                    written := written || (result.letter).number;
                 END LOOP;
             EXCEPTION WHEN SQLSTATE 'KE000' THEN
                 refusal := SQLERRM;
@@ -674,7 +855,7 @@ BEGIN
         place := place + 1;
     END LOOP;
     IF is_wasted AND cardinality(fresh) > 0 THEN
-        PERFORM killick.drop_unused(fresh, runs);
+        PERFORM killick.drop_unused(fresh, written);
     END IF;
 END $$;
 
@@ -691,9 +872,10 @@ BEGIN
 END $$;
 
 CREATE FUNCTION killick.deliver_items(
-    items jsonb, blobs bytea[], runs text[], hashes bytea[], codecs text[], bodies bytea[]
+    items jsonb, blobs bytea[], runs text[], receivers text[], hashes bytea[], codecs text[], bodies bytea[]
 ) RETURNS TABLE (
-    fresh boolean, message bigint, id text, name text, body bytea, sender text, at_us bigint, taken bigint
+    refusal text, fresh boolean, receiver text,
+    message bigint, id text, name text, body bytea, sender text, at_us bigint, taken bigint
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -701,25 +883,29 @@ DECLARE
     kept bigint[];
     new_pieces bigint[];
     some_erased boolean;
+    result record;
+    written bigint[] := '{}';
     is_wasted boolean := false;
 BEGIN
-    IF cardinality(runs) > 1 THEN
-        PERFORM 1 FROM killick.heads WHERE run = ANY (runs) ORDER BY run FOR NO KEY UPDATE;
+    IF cardinality(runs) + cardinality(receivers) > 1 THEN
+        PERFORM killick.lock_heads(runs, receivers);
     END IF;
     IF cardinality(hashes) > 0 THEN
         SELECT * INTO kept, new_pieces, some_erased FROM killick.keep_pieces(hashes, codecs, bodies);
         bodies := CASE WHEN some_erased THEN bodies END;
     END IF;
     FOR sent IN SELECT * FROM jsonb_array_elements(items) LOOP
-        SELECT given.fresh, (letter).message, (letter).id, (letter).name, (letter).body, (letter).sender,
-            (letter).at_us, (letter).taken
-        INTO fresh, message, id, name, body, sender, at_us, taken
-        FROM killick.deliver_item(sent, blobs, kept, bodies) AS given;
+        SELECT * INTO result FROM killick.deliver_item(sent, blobs, kept, bodies);
+        refusal := to_jsonb(result.reason)::text; fresh := result.fresh; receiver := result.receiver;
+        message := (result.letter).message; id := (result.letter).id; name := (result.letter).name;
+        body := (result.letter).body; sender := (result.letter).sender; at_us := (result.letter).at_us;
+        taken := (result.letter).taken;
         is_wasted := is_wasted OR fresh IS NOT TRUE;
+        written := written || (result.letter).number;
         RETURN NEXT;
     END LOOP;
     IF is_wasted AND cardinality(new_pieces) > 0 THEN
-        PERFORM killick.drop_unused(new_pieces, runs);
+        PERFORM killick.drop_unused(new_pieces, written);
     END IF;
 END $$;
 
