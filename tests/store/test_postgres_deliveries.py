@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 import servers
-from killick.model.slots import Slot
 from killick.store.postgres.append import deliver as deliver_on
 from killick.store.postgres.store import PostgresStore
 from killick.store.records import Delivered, Delivery, Head, Message
+from killick.store.slots import Slot
 from store_contract.builders import blob, creation, following, indexed, letter
 from store_contract.concurrency import in_threads
 from store_contract.probes import commit, created, deliver, found

@@ -10,9 +10,9 @@ import pytest
 
 import servers
 from killick.store.limits import TokenBucket
-from killick.store.slots import Slot
 from killick.store.postgres.store import PostgresStore
 from killick.store.records import IndexQuery, OutboxRow, RunQuery, TermBatch, TermRow
+from killick.store.slots import Slot
 from postgres_rows import FILLED
 from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
 from store_contract.probes import commit, created, deliver, found

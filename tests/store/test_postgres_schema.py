@@ -20,11 +20,11 @@ from killick.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from killick.model.slots import Slot
 from killick.store import open_store
 from killick.store.postgres import server as postgres_server
 from killick.store.postgres.store import PostgresStore
 from killick.store.records import Head
+from killick.store.slots import Slot
 from killick.store.sql import schema as schema_of
 from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
 from store_contract.concurrency import in_threads

@@ -133,6 +133,7 @@ class Conditions:
         assert store.reindex("a", indexed(), at=head.seq)
         assert store.slots("a") == [Slot("c", "1", 1)]
         assert not store.reindex("a", indexed(), at=head.seq + 1, slots=[])
+        assert not store.reindex("a", indexed(), at=head.seq, slots=[], delivered=1)
         assert store.slots("a") == [Slot("c", "1", 1)]
 
     def test_of_many_at_once_no_more_are_accepted_than_there_are_places(self, store: Store) -> None:

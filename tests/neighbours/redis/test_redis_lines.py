@@ -10,6 +10,7 @@ from pathlib import Path
 from queue import Empty, Queue
 
 import pytest
+import redis
 from msgspec.structs import replace
 
 from killick.errors import StoreBroken, StoreError, StoreFormat, StoreFull, StoreReadOnly, StoreUnavailable
@@ -20,6 +21,7 @@ from killick.store.redis.store import RedisStore
 from neighbours.redis import valkeys
 from store_contract.builders import TOKEN, blob, creation, following, indexed, letter
 from store_contract.probes import chained, commit, created, deliver, found
+from store_contract.slots import ONE, renewal, vote
 
 
 @pytest.fixture
@@ -73,6 +75,27 @@ def test_a_batch_to_one_run_whose_answer_was_lost_is_acknowledged_whole(
     assert [type(result).__name__ for result in results] == ["Head", "Head", "HeadMoved"]
     assert found(store, "a") == results[1]
     chained(store, "a")
+
+
+def test_a_delivery_whose_answer_was_lost_is_its_senders_even_if_it_took_the_last_place_and_was_moved(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = created(store, "a", slots=(ONE,), index=indexed())
+    once = store._server.once  # pyright: ignore[reportPrivateUsage]
+
+    def lost(script: str, *args: object, **options: object) -> object:
+        once(script, *args, **options)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        commit(store, renewal(store, head, "a+2"))
+        raise redis.ConnectionError("the answer was lost")
+
+    monkeypatch.setattr(store._server, "once", lost)  # pyright: ignore[reportPrivateUsage]
+    [told] = store.deliver([vote("a", "ann")])
+    assert isinstance(told, Delivered)
+    assert (told.fresh, told.message.run) == (True, "a+2")
+    [other] = store.deliver([vote("a", "ann", by="bob")])
+    assert isinstance(other, Delivered)
+    assert not other.fresh
 
 
 def test_a_lease_or_a_claim_whose_answer_was_lost_is_taken_once(proxy: valkeys.Proxy, store: RedisStore) -> None:

@@ -14,6 +14,7 @@ from killick.errors import RunBroken
 from killick.store.protocol import Store
 from killick.store.records import Condition, RunQuery
 from killick.store.redis.store import RedisStore
+from killick.store.slots import ROOT_SLOT, Slot
 from neighbours.redis import valkeys
 from store_contract.builders import TOKEN, blob, cached, following, indexed, letter
 from store_contract.probes import commit, created, deliver, refused
@@ -96,7 +97,8 @@ def test_a_server_that_tells_nothing_of_its_settings_is_used_all_the_same() -> N
 def store() -> Iterator[RedisStore]:
     """A store with something of every kind."""
     made = RedisStore(valkeys.emptied())
-    head = created(made, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,))
+    slots = (Slot("wait:1", "2", 1), Slot(ROOT_SLOT, "r"))
+    head = created(made, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,), slots=slots)
     deliver(made, letter("a", "m1"), letter("a", "m2"))
     index = indexed("waiting", tags=("t",), wake_at_us=7)
     commit(made, following(head, "three", takes=(1,), snapshot=cached(2), index=index))
@@ -112,6 +114,9 @@ TRUTH: dict[str, tuple[Change, str]] = {
     "a holder": (lambda r: r.hset("{killick}:run:a", "holder", "me"), "heads"),
     "a message": (lambda r: _flip(r, "{killick}:mail:a", "1"), "inbox"),
     "a message gone": (lambda r: r.hdel("{killick}:mail:a", "1"), "inbox"),
+    "a slot": (lambda r: _flip(r, "{killick}:slots:a", "wait:1"), "slots"),
+    "slots of nobody": (lambda r: r.hset("{killick}:slots:b", "wait:1", ""), "slots"),
+    "a chain": (lambda r: r.hdel("{killick}:chain:r", "m1"), "inbox"),
     "a claim": (lambda r: _flip(r, "{killick}:claims", r.hkeys("{killick}:claims")[0]), "claims"),  # type: ignore[index]
     "a claim gone": (lambda r: r.delete("{killick}:claims"), "claims"),
     "a value": (lambda r: _flip(r, "{killick}:pieces", blob("v").hash), "pieces"),

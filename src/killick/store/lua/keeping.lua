@@ -37,9 +37,14 @@ return 1
 -- name: reindex
 local h = head_of(args.run)
 if not h or h.seq ~= args.at then return 0 end
+if args.delivered and call('HLEN', P .. 'mail:' .. h.run) ~= args.delivered then return 0 end
 count_mail(h, int(call('HLEN', P .. 'mail:' .. h.run)))
 put_index(h, args.index)
 settle(h)
+if args.slots then
+  call('DEL', P .. 'slots:' .. h.run)
+  put_slots(h.run, args.slots)
+end
 notify({h.run})
 return 1
 
@@ -127,6 +132,7 @@ call('HDEL', P .. 'names', h.number)
 if h.parent then call('SREM', P .. 'forks:' .. h.parent, run) end
 unuse_all(P .. 'uses:' .. run)
 unuse_all(P .. 'shot_uses:' .. run)
+leave_chain(run)
 -- Its claims stay: removing a run does not return its consumed rights.
 for _, kind in ipairs(args.kinds) do call('DEL', P .. kind .. ':' .. run) end
 h.holder, h.till, h.parent, h.removed = nil, nil, nil, '1'

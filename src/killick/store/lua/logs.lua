@@ -154,6 +154,8 @@ local function write(item, h)
     call('HSET', P .. 'shots:' .. run, shot.name, blob(shot.hash) .. blob(shot.root))
   end
   erase(item)
+  put_slots(run, item.slots)
+  for _, slot in ipairs(item.gives or {}) do add_places(run, slot, 1) end
   put_outbox(run, item.outbox, notified)
   local ended = item.index and ENDED[item.index.status]
   if ended then h.holder, h.till = nil, nil end
@@ -186,6 +188,7 @@ local function appended(group)
     heads[at] = h
   end
   for at, item in ipairs(group) do write(item, heads[at]) end
+  if group[1].renews then move_messages(group[1].run, group[1].renews, group[1].last, notified) end
   for _, item in ipairs(group) do
     for _, sent in ipairs(item.sends or {}) do
       if sent.waits_for then sent.run = first_waiting(sent.waits_for, sent.at_us) end

@@ -17,6 +17,15 @@ local function look_at_head(h)
   if h.seq > h.base and (not last or last[1] ~= int(h.seq) .. '-0') then say('log', 'its events end elsewhere') end
 end
 
+-- A message to a renewal is found by the chain too, among those of its other logs.
+local function is_in_chain(found)
+  local logs = found[7] and call('HGET', P .. 'chain:' .. found[7], found[1])
+  for _, log in ipairs(logs and unpacked(logs) or {}) do
+    if log == run then return true end
+  end
+  return not found[7]
+end
+
 local function look_at_mail()
   local total, untaken = call('HLEN', P .. 'mail:' .. run), 0
   for number = 1, total do
@@ -29,12 +38,21 @@ local function look_at_mail()
       local found = unsealed(text)
       if not found[6] then untaken = untaken + 1 end
       if (call('ZSCORE', P .. 'untaken:' .. run, int(number)) and true or false) == (found[6] and true or false)
-        or call('HGET', P .. 'mail_ids:' .. run, found[1]) ~= int(number) then
+        or call('HGET', P .. 'mail_ids:' .. run, found[1]) ~= int(number) or not is_in_chain(found) then
         say('inbox', 'message ' .. int(number) .. ' is not found as it stands')
       end
     end
   end
   if call('ZCARD', P .. 'untaken:' .. run) ~= untaken then say('inbox', 'messages are found that are not there') end
+end
+
+local function look_at_slots()
+  local slots = call('HGETALL', P .. 'slots:' .. run)
+  for at = 1, #slots, 2 do
+    if sealed(run .. ':' .. slots[at] .. ':', string.sub(slots[at + 1], 9)) ~= slots[at + 1] then
+      say('slots', 'slot ' .. slots[at] .. ' is not as it was written')
+    end
+  end
 end
 
 local function look_at_rest()
@@ -79,6 +97,7 @@ for _, each in ipairs(args.runs) do
     look_at_head(h)
     if not h.removed then
       look_at_mail()
+      look_at_slots()
       look_at_rest()
       look_at_places(h)
     end

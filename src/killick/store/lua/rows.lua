@@ -6,6 +6,7 @@
 --   run:ID      head, index and quarantine              log:ID   events (a stream: seq-0, body and hash)
 --   data:ID     the values of events, by seq            aside:ID events that repairs displaced
 --   mail:ID     messages by number                      mail_ids:ID, untaken:ID  by id, and the unconsumed ones
+--   slots:ID    conditions of deliveries, by name       chain:ID  the messages to its renewals: id -> their logs, newest first
 --   shots:ID    snapshots                               uses:ID, shot_uses:ID    the chunks that it references
 --   claimed:ID, tags:ID, marks:ID, telling:ID, forks:ID its entries in claims, tag sets, search terms, outbox, forks
 --

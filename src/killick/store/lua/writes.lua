@@ -31,14 +31,14 @@ local function store_pieces(pieces, key)
   end
 end
 
--- id, name, body, by, at_us, taken
+-- id, name, body, by, at_us, taken, root, the hashes of its chunks
 local function message(run, number)
   local found = call('HGET', P .. 'mail:' .. run, number)
   return found and unsealed(found)
 end
 
 local function put_message(run, number, m)
-  local text = packed(6, m[1], m[2], m[3], m[4], m[5], m[6])
+  local text = packed(8, m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8])
   call('HSET', P .. 'mail:' .. run, number, sealed(run .. ':' .. number .. ':', text))
   if m[6] then call('ZREM', P .. 'untaken:' .. run, number) else call('ZADD', P .. 'untaken:' .. run, number, number) end
 end
@@ -47,25 +47,123 @@ local function count_mail(h, delivered)
   call('HSET', P .. 'run:' .. h.run, 'delivered', delivered, 'counted', check(packed(2, h.number, delivered)))
 end
 
--- Delivers a message: {nil} for an unknown run, else {fresh, number, message}.
-local function deliver(sent, notified)
-  local h = head_of(sent.run)
-  if not h then return {} end
-  local run = sent.run
-  local known = call('HGET', P .. 'mail_ids:' .. run, sent.id)
-  if known then return {0, known, call('HGET', P .. 'mail:' .. run, known)} end
+-- Puts a new message into an inbox, makes the run due, and returns its number.
+local function receive(h, m, notified)
+  local run, chain = h.run, m[7] and P .. 'chain:' .. m[7]
   local number = int(call('HLEN', P .. 'mail:' .. run) + 1)
-  put_message(run, number, {sent.id, sent.name, blob(sent.body), sent.by, sent.at_us})
-  call('HSET', P .. 'mail_ids:' .. run, sent.id, number)
-  store_pieces(sent.pieces, P .. 'uses:' .. run)
+  put_message(run, number, m)
+  call('HSET', P .. 'mail_ids:' .. run, m[1], number)
+  if chain then call('HSET', chain, m[1], packed(1, run) .. (call('HGET', chain, m[1]) or '')) end
   count_mail(h, number)
   local index = index_of(run)
-  if index.agent and not ENDED[index.status] and not (index.wake and tonumber(index.wake) <= tonumber(sent.at_us)) then
-    call('HSET', P .. 'run:' .. run, 'wake', sent.at_us)
+  if index.agent and not ENDED[index.status] and not (index.wake and tonumber(index.wake) <= tonumber(m[5])) then
+    call('HSET', P .. 'run:' .. run, 'wake', m[5])
     settle(h)
   end
   notified[#notified + 1] = run
-  return {1, number, call('HGET', P .. 'mail:' .. run, number)}
+  return number
+end
+
+-- A slot of a run: its token and its places.
+local function slot_of(run, name)
+  local found = call('HGET', P .. 'slots:' .. run, name)
+  local parts = found and unsealed(found)
+  return parts and {token = parts[1] or '', places = tonumber(parts[2]) or 0}
+end
+
+local function put_slot(run, name, token, places)
+  call('HSET', P .. 'slots:' .. run, name, sealed(run .. ':' .. name .. ':', packed(2, token, int(places))))
+end
+
+-- Writes slots and removes them, in order: {name, token, places} each, -1 places to remove it.
+local function put_slots(run, slots)
+  for _, slot in ipairs(slots or {}) do
+    if slot[3] < 0 then call('HDEL', P .. 'slots:' .. run, slot[1]) else put_slot(run, slot[1], slot[2], slot[3]) end
+  end
+end
+
+-- Gives places back to a slot, or takes them, if its token is still the same.
+local function add_places(run, slot, sign)
+  local found = slot_of(run, slot[1])
+  if found and found.token == slot[2] then
+    put_slot(run, slot[1], found.token, math.max(0, found.places + sign * slot[3]))
+  end
+end
+
+-- The log of a chain of renewals that has a message, and its number there.
+local function known_message(run, root, id)
+  local number = call('HGET', P .. 'mail_ids:' .. run, id)
+  if number or not root then return run, number end
+  local logs = call('HGET', P .. 'chain:' .. root, id)
+  local log = logs and unpacked(logs)[1] or root
+  return log, call('HGET', P .. 'mail_ids:' .. log, id)
+end
+
+-- Why a run takes no such message.
+local function refusal_of_delivery(run, sent)
+  if sent.exact then return nil end
+  local ended = slot_of(run, 'ended')
+  if ended then return {2, 'DeliveryRefused', run, 'ended', ended.token} end
+  local slot = sent.slot
+  local found = slot and slot_of(run, slot[1])
+  if slot and not (found and found.token == slot[2] and found.places > 0) then
+    return {2, 'DeliveryRefused', run, slot[1], found and found.token or nil}
+  end
+end
+
+-- Delivers a message to the last renewal of its run, if the slots there allow it: {fresh, run, number, message}, or
+-- {2, refusal}.
+local function deliver(sent, notified)
+  local run = sent.run
+  local renewed = not sent.exact and slot_of(run, 'renewed')
+  while renewed do
+    run = renewed.token
+    renewed = slot_of(run, 'renewed')
+  end
+  local h = head_of(run)
+  if not h then return {2, 'RunUnknown', run} end
+  local root = slot_of(run, 'root')
+  root = root and root.token
+  local log, known = known_message(run, not sent.exact and root, sent.id)
+  if known then return {0, log, known, call('HGET', P .. 'mail:' .. log, known)} end
+  local refusal = refusal_of_delivery(run, sent)
+  if refusal then return refusal end
+  local hashes = {}
+  for at, piece in ipairs(sent.pieces) do hashes[at] = blob(piece[1]) end
+  local m = {sent.id, sent.name, blob(sent.body), sent.by, sent.at_us, nil, root, hashes[1] and table.concat(hashes)}
+  local number = receive(h, m, notified)
+  store_pieces(sent.pieces, P .. 'uses:' .. run)
+  if sent.slot then add_places(run, sent.slot, -1) end
+  return {1, run, number, call('HGET', P .. 'mail:' .. run, number)}
+end
+
+-- Moves what is in an inbox to the run that continues this one. A damaged message stays.
+local function move_messages(run, renewed, seq, notified)
+  local h, root = head_of(renewed), slot_of(renewed, 'root')
+  if not h then return end
+  for _, number in ipairs(call('ZRANGE', P .. 'untaken:' .. run, 0, -1)) do
+    local m = message(run, number)
+    if m and m[5] then
+      m[6] = int(seq)
+      put_message(run, number, m)
+      m[6], m[7] = nil, root and root.token
+      receive(h, m, notified)
+      for at = 1, #(m[8] or ''), 32 do use(P .. 'uses:' .. renewed, string.sub(m[8], at, at + 31)) end
+    end
+  end
+end
+
+-- Takes a run's messages out of the chain of renewals.
+local function leave_chain(run)
+  local root = slot_of(run, 'root')
+  local chain = root and P .. 'chain:' .. root.token
+  for _, id in ipairs(chain and call('HKEYS', P .. 'mail_ids:' .. run) or {}) do
+    local rest = {}
+    for _, log in ipairs(unpacked(call('HGET', chain, id) or '')) do
+      if log ~= run then rest[#rest + 1] = packed(1, log) end
+    end
+    put_or_drop(chain, id, rest[1] and table.concat(rest))
+  end
 end
 
 -- The oldest run with a tag that no message has made due yet.

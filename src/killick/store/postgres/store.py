@@ -288,13 +288,19 @@ class PostgresStore(SqlReads):
 
     # finding ----------------------------------------------------------------------------------
 
-    def reindex(self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None) -> bool:
+    def reindex(
+        self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None,
+        delivered: int | None = None,
+    ) -> bool:  # fmt: skip
         def write(session: Session) -> bool:
             found = session.rows(self._q.head_for_update, run)
             if not found or found[0][9] or found[0][2] != at:
                 return False
             number = found[0][0]
-            session.run(self._q.count_inbox, number, session.rows(self._q.last_message, number)[0][0])
+            counted = session.rows(self._q.last_message, number)[0][0]
+            if delivered not in (None, counted):
+                return False
+            session.run(self._q.count_inbox, number, counted)
             session.run(self._q.write_index, number, msgspec.json.encode(index_fields(index)))
             session.run(self._q.drop_tags, number)
             session.run(self._q.put_tags, number, index.tags)

@@ -26,7 +26,7 @@ _PLACED: Final = ("places", "tags", "marks")
 """The derived data of a run, which is repaired by writing it again."""
 
 _SETS: Final = ("line", "stand", "tag", "mark", "held", "unmarked", "runs")
-_TRUTH: Final = ("log", "data", "aside", "mail", "mail_ids", "untaken")
+_TRUTH: Final = ("log", "data", "aside", "mail", "mail_ids", "untaken", "slots")
 _DERIVED: Final = ("shots", "uses", "shot_uses", "claimed", "tags", "marks", "telling")
 _SKEW_MS_MAX: Final = 2_000
 

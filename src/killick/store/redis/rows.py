@@ -12,6 +12,7 @@ import msgspec
 from killick.model.chunks import Blob
 from killick.store.records import Append, Delivery, Head, Message, Row, RunIndex, RunRow, Snapshot, tags_of
 from killick.store.redis.server import BinaryArgs
+from killick.store.slots import Slot
 
 _HASH_BYTES: Final = 32
 
@@ -71,11 +72,16 @@ def run_row_of(found: Sequence[Any]) -> RunRow | None:
 
 
 def message_of(run: str, number: bytes, text: bytes) -> Message:
-    id_, name, body, by, at_us, taken = unpacked(text[8:])
+    id_, name, body, by, at_us, taken, *_ = unpacked(text[8:])
     return Message(
         run=run, number=int(number), id=str_of(id_), name=str_of(name), body=body or b"", by=text_of(by),
         at_us=int(at_us or 0), taken=int_of(taken),
     )  # fmt: skip
+
+
+def slot_of(name: bytes, text: bytes) -> Slot:
+    token, places = unpacked(text[8:])
+    return Slot(name.decode(), str_of(token), int_of(places) or 0)
 
 
 def snapshot_of(name: bytes, text: bytes) -> Snapshot:
@@ -132,6 +138,10 @@ def index_args(index: RunIndex) -> dict[str, Any]:
     }
 
 
+def slot_args(slots: Iterable[Slot]) -> list[tuple[Any, ...]]:
+    return [msgspec.structs.astuple(slot) for slot in slots]
+
+
 def delivery_args(sent: Delivery, binary: BinaryArgs) -> dict[str, Any]:
     return {
         "run": sent.run,
@@ -142,6 +152,8 @@ def delivery_args(sent: Delivery, binary: BinaryArgs) -> dict[str, Any]:
         "at_us": str(sent.at_us),
         "pieces": pieces_args(sent.pieces, binary),
         "waits_for": sent.waits_for,
+        "exact": sent.exact,
+        "slot": None if sent.slot is None else slot_args([sent.slot])[0],
     }
 
 
@@ -176,6 +188,10 @@ def _append(item: Append, binary: BinaryArgs) -> dict[str, Any]:
         args["snapshot"] = _snapshot(item.snapshot, binary)
     if item.outbox:
         args["outbox"] = [(each.seq, each.kind) for each in item.outbox]
+    if item.slots:
+        args["slots"], args["renews"] = slot_args(item.slots), item.renewed_as
+    if item.gives:
+        args["gives"] = slot_args(item.gives)
     if item.sends:
         args["sends"] = [delivery_args(sent, binary) for sent in item.sends]
     return args

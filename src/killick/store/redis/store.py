@@ -41,6 +41,8 @@ from killick.store.redis.rows import (
     row_args,
     row_of,
     run_row_of,
+    slot_args,
+    slot_of,
     snapshot_of,
     str_of,
     text_of,
@@ -48,15 +50,20 @@ from killick.store.redis.rows import (
 )
 from killick.store.redis.server import BinaryArgs, RedisServer, namespaces
 from killick.store.server_replies import acknowledged, delivered, refusal_of
+from killick.store.slots import Slot
 
 FORMAT: Final = 1
 """The layout of a Redis store that this build reads and writes."""
 
 CONNECTIONS: Final = 8
 _RUN_KEYS: Final = (
-    "log", "data", "aside", "mail", "mail_ids", "untaken", "shots", "claimed", "tags", "marks", "telling", "run",
+    "log", "data", "aside", "mail", "mail_ids", "untaken", "slots", "shots", "claimed", "tags", "marks", "telling",
+    "run",
 )  # fmt: skip
 """All keys of a run that can simply be deleted."""
+
+_REFUSED: Final = 2
+"""The code of a delivery that a script refused."""
 
 _BEYOND: Final = 10**16
 """More than any number of a run."""
@@ -339,10 +346,10 @@ class RedisStore:
         def write(tries: int) -> list[records.Delivered | LogError]:
             found = self._server.once("deliver", args, binary.blobs)
             return [
-                delivered(sent, message_of(sent.run, *each[1:]), fresh=bool(each[0]), again=tries > 0)
-                if each
-                else RunUnknown(sent.run)
-                for sent, each in zip(deliveries, found, strict=True)
+                refusal_of(*map(str_of, rest))
+                if code == _REFUSED
+                else delivered(sent, message_of(str_of(rest[0]), *rest[1:]), fresh=bool(code), again=tries > 0)
+                for sent, (code, *rest) in zip(deliveries, found, strict=True)
             ]
 
         return self._server.run(write)
@@ -359,6 +366,10 @@ class RedisStore:
 
     def messages(self, run: str) -> list[records.Message]:
         return [message_of(run, *each) for each in self._ask("inbox", {"run": run, "all": True})]
+
+    def slots(self, run: str) -> list[Slot]:
+        found = self._command("HGETALL", self._key("slots", run))
+        return sorted((slot_of(*each) for each in found.items()), key=lambda slot: slot.name)
 
     # finding ----------------------------------------------------------------------------------
 
@@ -377,8 +388,13 @@ class RedisStore:
     def tags(self, run: str) -> set[str]:
         return {tag.decode() for tag in self._command("SMEMBERS", self._key("tags", run))}
 
-    def reindex(self, run: str, index: records.RunIndex, *, at: int) -> bool:
-        return bool(self._ask("reindex", {"run": run, "at": at, "index": index_args(index)}))
+    def reindex(
+        self, run: str, index: records.RunIndex, *, at: int, slots: Collection[Slot] | None = None,
+        delivered: int | None = None,
+    ) -> bool:  # fmt: skip
+        written = None if slots is None else slot_args(slots)
+        args = {"run": run, "at": at, "index": index_args(index), "slots": written, "delivered": delivered}
+        return bool(self._ask("reindex", args))
 
     def runs(self, query: records.RunQuery, *, before: int | None = None, limit: int = 100) -> list[records.RunRow]:
         below, rows = str(_BEYOND if before is None else before), list[records.RunRow]()

@@ -212,20 +212,20 @@ WHERE $4 OR wake_at_us IS NOT NULL AND status NOT IN ('completed', 'failed', 'ca
 
 -- name: inbox
 SELECT message, id, name, body, sender, at_us, taken,
-    inbox.checksum = killick.message_check(number, message, id, name, body, sender, at_us, taken)
+    inbox.checksum = killick.message_check(number, message, id, name, body, sender, at_us, taken, root, pieces)
 FROM killick.heads JOIN killick.inbox USING (number)
 WHERE run = $1 AND NOT removed AND message > $2 AND taken IS NULL AND ($3::text IS NULL OR name = $3)
 ORDER BY message LIMIT $4
 
 -- name: messages
 SELECT message, id, name, body, sender, at_us, taken,
-    inbox.checksum = killick.message_check(number, message, id, name, body, sender, at_us, taken)
+    inbox.checksum = killick.message_check(number, message, id, name, body, sender, at_us, taken, root, pieces)
 FROM killick.heads JOIN killick.inbox USING (number)
 WHERE run = $1 AND NOT removed ORDER BY message
 
 -- name: message_with_id
 SELECT message, id, name, body, sender, at_us, taken,
-    inbox.checksum = killick.message_check(number, message, id, name, body, sender, at_us, taken)
+    inbox.checksum = killick.message_check(number, message, id, name, body, sender, at_us, taken, root, pieces)
 FROM killick.heads JOIN killick.inbox USING (number)
 WHERE run = $1 AND id = $2 AND NOT removed
 
