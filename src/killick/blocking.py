@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, T
 
 from killick.errors import KillickError, RunError
 from killick.fork_safety import ForkedMutex, keep_inherited, register_for_forks
+from killick.logger import get_logger
 
 if TYPE_CHECKING:
     import asyncio  # elsewhere imported on use: a command that only searches needs no loop
+
+logger: Final = get_logger("killick")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -144,7 +147,12 @@ class _Loop(threading.Thread):
         import asyncio
 
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+                return
+            except BaseException:  # SystemExit of a task: its caller gets it, and the loop goes on for the others
+                logger.exception("the loop of blocking callers was interrupted")
 
 
 class LoopThread(ForkedMutex):

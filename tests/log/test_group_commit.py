@@ -10,7 +10,8 @@ from stories import START_US, started
 from killick.clock import ManualClock, SystemClock
 from killick.errors import HeadMoved, LogError, StoreFull
 from killick.log import Committer, Entry, Log, RunLog, group_commit, verify
-from killick.log.group_commit import BEHIND_SECONDS_MAX, TURN_SECONDS_MAX, Ticket
+from killick.log.append_groups import Ticket
+from killick.log.group_commit import BEHIND_SECONDS_MAX, TURN_SECONDS_MAX
 from killick.model import events as e
 from killick.store import MemoryStore
 from killick.store.records import Append, Head

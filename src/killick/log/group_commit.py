@@ -16,14 +16,14 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from killick.clock import Clock, SystemClock
 from killick.errors import LogError
 from killick.fork_safety import ForkedMutex, register_for_forks
+from killick.log.append_groups import Ticket, grouped, joined, results_of
 from killick.log.switch_interval import hurry, reset_hurry
 from killick.store.protocol import Store
 from killick.store.records import Append, Head, Row
+from killick.threads import start_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,31 +49,6 @@ _MIXED: Final = 8
 _MEASURED: Final = 16
 _TRIED_AGAIN: Final = 64
 """After so many commits by the thread, a loop commits again: the disk may be quick now."""
-
-
-class Ticket(msgspec.Struct, eq=False):
-    """One pending append. The committer fills it in; readers check `done`, then `result()` or `error`."""
-
-    item: Append
-    future: asyncio.Future[Head] | None = None
-    done: bool = False
-    head: Head | None = None
-    error: BaseException | None = None
-    gate: threading.Lock | None = None
-    promoted: bool = False
-    size_bytes: int = 0
-    due: float = 0.0
-
-    @property
-    def is_committed(self) -> bool:
-        return self.done and self.error is None
-
-    def result(self) -> Head:
-        """Returns the new head, or raises the refusal; only when done."""
-        if self.error is not None:
-            raise self.error
-        assert self.head is not None
-        return self.head
 
 
 class Tail:
@@ -126,6 +101,7 @@ class Committer(ForkedMutex):
         self._thread_id = 0
         self._wake = threading.Event()
         self._closed = False
+        self._broken: BaseException | None = None
         self._open = 0
         register_for_forks(self)
 
@@ -320,8 +296,32 @@ class Committer(ForkedMutex):
             return False
 
     def _refuse_closed(self, run: str) -> None:
+        self.refuse_broken()
         if self._closed:
             raise LogError(f"{run}: the log is closed; open it again")
+
+    def refuse_broken(self) -> None:
+        """Raises LogError once the thread has ended by an error: nothing that was queued since is written."""
+        if (error := self._broken) is not None:
+            why = f"{type(error).__name__}: {error}"
+            raise LogError(f"the thread that commits has ended ({why}); restart this process") from error
+
+    def _give_up(self, error: BaseException) -> None:
+        """The thread has ended. Refuses every append, and those that are queued, so that no caller waits for ever."""
+        with self._mutex:
+            self._closed, self._broken = True, error
+        pause = threading.Event()
+        while self._leading:  # a caller commits, which takes a part of the queue
+            pause.wait(BEHIND_SECONDS_MAX)
+        with self._mutex:
+            self._detach_all()
+            pending = list(self._queue)
+            self._queue.clear()
+            self._behind_bytes = 0
+        try:
+            self.refuse_broken()
+        except LogError as refusal:
+            self.finish(pending, [refusal] * len(pending))
 
     def _lead_alone(self, run: str) -> list[Ticket] | None:
         """The fast path: leads at once if no commit is running and only this run's write-behind appends are queued.
@@ -441,11 +441,11 @@ class Committer(ForkedMutex):
                     self._flush_soon(loop, loop.call_soon_threadsafe)
 
     def _commit(self, batch: list[Ticket], *, hand_on: bool = True) -> None:
-        groups = _grouped(batch)
-        batch = [ticket for group in groups for ticket in group]
         results: Sequence[Head | BaseException]
         try:
-            results = _results(groups, self._append([_joined(group) for group in groups]))
+            groups = grouped(batch)
+            batch = [ticket for group in groups for ticket in group]
+            results = results_of(groups, self._append([joined(group) for group in groups]))
         except BaseException as error:
             results = self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -473,26 +473,26 @@ class Committer(ForkedMutex):
     def _stir(self, *, urgent: bool) -> None:
         self._urgent = self._urgent or urgent
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write_behind, name="killick-committer", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("killick-committer", self._write_behind, died=self._give_up)
         if not self._wake.is_set():
             self._wake.set()
 
     def _write_behind(self) -> None:
         self._thread_id = threading.get_ident()
-        idle = 0
         hurry(+1)
+        try:
+            self._commit_behind()
+        finally:
+            hurry(-1)
+
+    def _commit_behind(self) -> None:
+        idle = 0
         while True:
             oldest = self._oldest()
             if oldest is None and self._closed:
-                hurry(-1)
                 return
             if oldest is None and idle >= _IDLE_ROUNDS:
-                hurry(-1)
-                self._wake.clear()
-                if not self._queue and not self._tails and not self._closed:
-                    self._wake.wait()
-                hurry(+1)
+                self._sleep_until_stirred()
                 idle = 0
                 continue
             idle = 0 if oldest is not None else idle + 1
@@ -504,46 +504,21 @@ class Committer(ForkedMutex):
                 self._urgent = False
                 self._lead_if_free()
 
+    def _sleep_until_stirred(self) -> None:
+        hurry(-1)
+        try:
+            self._wake.clear()
+            if not self._queue and not self._tails and not self._closed:
+                self._wake.wait()
+        finally:
+            hurry(+1)
+
     def _oldest(self) -> tuple[Ticket | Tail, float] | None:
         """Returns what is due first, and when: not before the loop's turn has had its time to end."""
         with self._mutex:
             waiting = [(each, each.due) for each in self._queue] + [*islice(self._tails.items(), 1)]
             first = min(waiting, key=itemgetter(1), default=None)
             return first and (first[0], max(first[1], self._flush_due))
-
-
-def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
-    """Groups tickets into single appends: consecutive ones of one run that cannot be refused separately."""
-    groups: list[list[Ticket]] = []
-    last: dict[str, list[Ticket]] = {}
-    for ticket in batch:
-        item = ticket.item
-        group = last.get(item.run)
-        if group is not None and group[-1].item.joins(item):
-            group.append(ticket)
-        else:
-            group = last[item.run] = [ticket]
-            groups.append(group)
-    return groups
-
-
-def _results(groups: Sequence[Sequence[Ticket]], done: Sequence[Head | LogError]) -> list[Head | BaseException]:
-    """Returns each ticket's result. After a refusal, the run's later appends are refused for the same reason."""
-    refused: dict[str, LogError] = {}
-    results: list[Head | BaseException] = []
-    for group, result in zip(groups, done, strict=True):
-        run = group[0].item.run
-        if isinstance(result, LogError):
-            refused.setdefault(run, result)
-        results += [refused.get(run, result)] * len(group)
-    return results
-
-
-def _joined(group: Sequence[Ticket]) -> Append:
-    item = group[0].item
-    for ticket in group[1:]:
-        item = item.joined(ticket.item)
-    return item
 
 
 def _shut() -> threading.Lock:

@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from killick.errors import HandleClosed, LogError
 from killick.ids import salt
+from killick.log.append_groups import Ticket
 from killick.log.derived import apply_events, events_of, index_of, snapshot_of
 from killick.log.encoding import NO_VALUES, STEP_EVENTS, packed, row_of
-from killick.log.group_commit import Committer, Tail, Ticket, running_loop
+from killick.log.group_commit import Committer, Tail, running_loop
 from killick.log.slots import changed, is_open, may_change, slots_of
 from killick.model.chunks import Blob
 from killick.model.cipher import Cipher

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 from killick.fork_safety import ForkedMutex, register_for_forks
 from killick.permissions import FILE_MODE, FOLDER_MODE, is_own_folder
+from killick.threads import start_thread
 
 Callback = Callable[[str], None]
 
@@ -148,8 +149,7 @@ class _Pipe:
         self.name, self._reads, self._writes = _create_pipe(folder)
         self._stopped = False
         self._closing = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name="killick-notify", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("killick-notify", self._listen)
 
     def stop_reading(self) -> None:
         # The reader may have finished and closed its descriptors.

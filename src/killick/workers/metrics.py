@@ -18,6 +18,7 @@ from killick.errors import AccessRefused, KillickError
 from killick.log import verification
 from killick.model import events as e
 from killick.store.records import ASKS, ENDED, OWN_AGENTS, RunQuery
+from killick.threads import start_thread
 from killick.version import VERSION
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -263,7 +264,7 @@ class MetricsServer:
         self._server.daemon_threads = True
         bound = self._server.server_address
         self.url = f"http://{bound[0]!s}:{bound[1]}/metrics"
-        threading.Thread(target=self._server.serve_forever, name="killick metrics", daemon=True).start()
+        start_thread("killick-metrics", self._server.serve_forever)
 
     def close(self) -> None:
         """Stops serving."""

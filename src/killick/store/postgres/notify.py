@@ -7,6 +7,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from psycopg import Error
@@ -15,6 +16,7 @@ from killick.errors import StoreError, StoreUnavailable
 from killick.store.notify import RECONNECT_SECONDS, Listener
 from killick.store.postgres.server import PostgresServer
 from killick.store.postgres.wire import Failed, Q, Session
+from killick.threads import start_thread
 
 _GOODBYE_SECONDS_MAX: Final = 1.0
 
@@ -33,8 +35,7 @@ class PostgresListener(Listener):
         with contextlib.suppress(StoreUnavailable):  # the thread reconnects
             session = self._listening()
         wakes, asleep = socket.socketpair()
-        thread = threading.Thread(target=self._listen, args=(session, asleep), name="killick-notify", daemon=True)
-        thread.start()
+        thread = start_thread("killick-notify", partial(self._listen, session, asleep))
 
         def end() -> None:
             """Waits until the thread closes its session, unless it is still connecting to an absent server."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from redis.exceptions import RedisError
@@ -12,6 +13,7 @@ from redis.exceptions import RedisError
 from killick.errors import StoreError
 from killick.store.notify import RECONNECT_SECONDS, Listener
 from killick.store.redis.server import RedisServer
+from killick.threads import start_thread
 
 _CHECK_SECONDS: Final = 0.5
 """How often the thread checks whether there is still a watcher."""
@@ -31,7 +33,7 @@ class RedisListener(Listener):
         with contextlib.suppress(RedisError):  # the thread reconnects
             listening = self._listening()
         stopped = threading.Event()
-        threading.Thread(target=self._listen, args=(listening, stopped), name="killick-notify", daemon=True).start()
+        start_thread("killick-notify", partial(self._listen, listening, stopped))
         return stopped.set
 
     def _listening(self) -> Any:
