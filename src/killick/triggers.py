@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias, get_args
 import msgspec
 from cronsim import CronSimError
 
+from killick.clock import SET_BACK_US
 from killick.definitions.agents import Agent, AnyAgent
 from killick.definitions.schedules import Cron, Every, Missed, Overlap, Schedule, zone
 from killick.errors import DeclarationRefused, DurationRefused, KillickError
@@ -139,6 +140,17 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         if schedule is not None:
             return schedule.begin(now_us)
         return now_us if self.sort == "when" else None
+
+    def next_due(self, now_us: int, last_us: int) -> int | None:
+        """When it is due next, after the time that it fired for last. A last time that no clock can have meant, as it
+        is later than the next two steps, does not count: a clock was ahead."""
+        return self.first_due(max(now_us, last_us) if self.can_be_due(last_us, now_us) else now_us)
+
+    def can_be_due(self, at_us: int, now_us: int) -> bool:
+        """Whether its next time can be this one: at most one step after its next step from now."""
+        schedule = self.schedule
+        latest = now_us + SET_BACK_US if schedule is None else schedule.begin(schedule.begin(now_us))
+        return at_us <= latest
 
     def __str__(self) -> str:
         match self.sort:

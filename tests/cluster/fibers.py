@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import greenlet
 
-from killick.clock import SystemClock
+from killick.clock import ClockWatch, SystemClock
 
 SPINS_MAX: Final = 200_000
 """How many actions one instant may have. More of them is code that spins without waiting."""
@@ -106,6 +106,7 @@ class ProcessClock(SystemClock):
 
     def __init__(self, skew_us: int = 0, base: float = 0.0) -> None:
         self.skew_us = skew_us
+        self.watch = ClockWatch()
         self.base = base
 
     def now_us(self) -> int:

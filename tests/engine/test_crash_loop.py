@@ -51,9 +51,8 @@ class Shop:
     def die(self, run: str, holder: str = "1-gone", *, alone: bool = False) -> None:
         """A process takes a run and dies at once."""
         head = self.store.lease(run, holder, seconds=1)
-        if alone:
-            log = self.kd.runtime.log.open(run, head=head)
-            log.append(killick_entry(e.RunTaken(at=self.clock.now_us(), epoch=head.epoch, holder=holder, alone=True)))
+        log = self.kd.runtime.log.open(run, head=head)
+        log.append(killick_entry(e.RunTaken(at=self.clock.now_us(), epoch=head.epoch, holder=holder, alone=alone)))
         self.clock.advance(2)
 
     def looked(self, *runs: str) -> list[RunOutcome]:

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from killick.clock import SET_BACK_US, meant_us
 from killick.definitions.agents import AnyAgent
 from killick.engine.engine import Engine
 from killick.engine.execution import Execution
+from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.replay import OVER
 from killick.errors import StoreError
@@ -95,7 +97,9 @@ def touch_after(ex: Execution, claim: ClaimedRun) -> int:
         if holder is not None and holder != ex.engine.holder and store.lives(holder):
             # Leases end by the store's own clock, deadlines by ours.
             left = 0 if not claim.left_until_us else claim.left_until_us - store.now_us()
-            latest = max(latest, step.delayed_until or (started.deadline or ex.now_us() + left) + grace)
+            now = ex.now_us()
+            deadline = meant_us(started.deadline, started.at, now) if started.deadline else now + left
+            latest = max(latest, step.delayed_until or deadline + grace)
     return latest
 
 
@@ -168,7 +172,8 @@ def idle_outcome(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome |
     crashes, now = facts.crashes, engine.clock.now_us()
     if not claim.backs_off or crashes is None:
         return None
-    if crashes.until > now and not facts.taken:  # a worker that took it since saw the backoff end, by its own clock
+    backs_off = now < crashes.until <= now + backoff_us(crashes.deaths) + SET_BACK_US  # else the clock was set back
+    if backs_off and not facts.taken:  # a worker that took it since saw the backoff end, by its own clock
         return RunOutcome(run=log.run, status=facts.status, wake_at_us=log.fold.wake_at, crashed=True)
     if crashes.is_suspect and not clear_suspect(engine.log, log, now):
         return RunOutcome(run=log.run, status=log.fold.facts.status, suspect=True)
@@ -186,19 +191,32 @@ def mark_delivered(engine: Engine, log: RunLog) -> None:
 # deaths: `killick.model.crash_loop` decides which count, and the consequences ------------------------------
 
 
-def record_death(log: RunLog, holder: str, at: int, *, quarantines: bool) -> None:
+def is_death(engine: Engine, log: RunLog, claim: ClaimedRun) -> bool:
+    """Whether a lapsed lease shows that its holder died (R40). While the store is away, every lease lapses."""
+    holder, store, facts = claim.lapsed, engine.store, log.fold.facts
+    if holder is None or holder == engine.holder:
+        return False
+    if facts.epoch != log.epoch - 1:
+        return False  # no code ran under that lease: its taking is on record before the code begins, or soon after
+    if store.proves_life and store.place != "memory:" and store.lives(holder):
+        return False  # its lock is held: it is frozen, or was slow
+    if engine.clock.monotonic() - engine.leases.unreachable_at < claim.seconds + LEASE_SECONDS:
+        return False  # this process could not reach the store either
+    return not any(each.holder == holder and each.lives for each in store.holders())  # it renews other runs
+
+
+def record_death(log: RunLog, holder: str | None, at: int, *, quarantines: bool) -> None:
     """Put a death on record, durably. With `quarantines`, one too many leaves the run to a person."""
     fold, facts = log.fold, log.fold.facts
     deaths = 1 if facts.crashes is None else facts.crashes.deaths + 1
     pending = (fold.steps[index] for index in facts.pending.values())
     lapsed = e.LeaseLapsed(
         at=at,
-        holder=holder,
+        holder=holder or "",
         until=at + backoff_us(deaths),
         build=facts.build,
         steps=tuple(step.id for step in pending if step.status in ("running", "in_doubt")),
-        # A taking that is not on record was in company: one alone is durable before its code begins.
-        alone=facts.alone and facts.epoch == log.epoch - 1,
+        alone=facts.alone,
     )
     is_over = quarantines and deaths >= QUARANTINE_AFTER
     log.append(Entry(lapsed), *([Entry(e.RunQuarantined(at=at, deaths=deaths))] if is_over else []))

@@ -279,8 +279,8 @@ class Executor:
             is_current = read is not None and (read[1].seq, read[1].hash) == (claim.head.seq, claim.head.hash)
             log = read[1] if read is not None and is_current else engine.log.open(run, head=claim.head)
             log.epoch = claim.head.epoch
-            if claim.lapsed not in (None, engine.holder) and not log.fold.facts.ended:
-                claims.record_death(log, claim.lapsed, engine.clock.now_us(), quarantines=claim.backs_off)
+            if claims.is_death(engine, log, claim) and not log.fold.facts.ended:
+                claims.record_death(log, claim.left, engine.clock.now_us(), quarantines=claim.backs_off)
             stays = claims.idle_outcome(engine, log, claim)
             if stays is not None:
                 if not stays.suspect:
@@ -297,7 +297,7 @@ class Executor:
             ex.serves = claim.serves
             ex.first_build = facts.build
             ex.was_abandoned = claim.left is not None
-            ex.after_death = facts.crashes is not None
+            ex.after_death = facts.crashes is not None or claim.lapsed not in (None, engine.holder)
             ex.input = claims.recorded_input(ex, facts.input)
             ex.touch_after_us = claims.touch_after(ex, claim)
             if facts.mend:
@@ -381,7 +381,10 @@ class Executor:
                     continue
                 if ex.busy:
                     continue  # a guest came
-                sits = sit_out and any(waiter.waits_for in ("time", "delay") for waiter in ex.waiters.values())
+                sits = sit_out and any(
+                    waiter.waits_for in ("time", "delay") or waits.in_doubt(ex, waiter)
+                    for waiter in ex.waiters.values()
+                )
                 parks = wake is None or (wake > ex.now_us() and not sits)
                 if parks and not self._children.may_wake(ex):
                     if ex.inner_waits.notify():

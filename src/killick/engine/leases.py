@@ -16,6 +16,7 @@ from killick.clock import Clock, SystemClock
 from killick.errors import EpochStale, KillickError, LeaseLost, LogError, StoreClosed, StoreError
 from killick.logger import get_logger
 from killick.store.protocol import Store
+from killick.threads import start_thread
 
 logger: Final = get_logger("killick")
 
@@ -57,6 +58,8 @@ class Leases:
         self._keeping = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop, self._last_seconds = threading.Event(), 1.0
+        self.unreachable_at = -math.inf
+        """When this process last failed to reach the store, by its monotonic clock."""
 
     def hold(self, run: str, epoch: int, *, seconds: float, since: float, lost: Lost) -> Lease:
         """Renew a lease taken at `since` from now on. `lost` is called, in any thread, when it could not be renewed."""
@@ -87,6 +90,10 @@ class Leases:
         if waiting and (error := self._release()) is not None:
             raise error
 
+    def note_unreachable(self) -> None:
+        """The store does not answer: leases that lapse now may be of processes that live."""
+        self.unreachable_at = self._clock.monotonic()
+
     def look(self) -> None:
         """Renew the leases that are due, report the lost ones, and retry the releases that failed."""
         if self._unreleased:
@@ -113,8 +120,11 @@ class Leases:
     def _begin(self) -> None:
         # With a manual clock, the driver of the run renews its leases.
         if self._thread is None and isinstance(self._clock, SystemClock):
-            self._thread = threading.Thread(target=self._keep_on, name="killick-leases", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("killick-leases", self._keep_on, died=self._thread_died)
+
+    def _thread_died(self, _: BaseException) -> None:
+        """From now on the drivers of the runs renew the leases; the next run starts another thread."""
+        self._thread = None
 
     def _release(self) -> StoreError | None:
         """Releases pending leases. Returns the error of a failed release."""
@@ -128,6 +138,7 @@ class Leases:
                 pass  # its locks are gone with it
             except StoreError as error:
                 failed = error
+                self.note_unreachable()
                 continue
             except KillickError:
                 pass  # it is not ours any more
@@ -150,6 +161,7 @@ class Leases:
             lost = [lease for lease in held if kept.get(lease.run) != lease.epoch]
             heads = {lease.run: self._store.head(lease.run) for lease in lost}
         except Exception as error:  # the thread that renews leases must survive any error of one try
+            self.note_unreachable()
             logger.warning("leases of %s could not be kept, and are tried again: %s", self._holder, error)
             return
         for lease in held:

@@ -9,6 +9,7 @@ import msgspec
 from killick.engine.engine import Engine
 from killick.engine.execution import Execution
 from killick.engine.signals import Diverging, Paused
+from killick.engine.waits.waits import in_doubt, next_deadline
 from killick.errors import RunBroken
 from killick.model.failure import Failure
 from killick.model.typed import convert
@@ -42,6 +43,8 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was preempted, or interrupted by the end of the process; it is due at once."""
     crashed: bool = False
     """Whether it backs off until `wake_at_us`, because its process died."""
+    doubt_seconds: float = 0.0
+    """How long it is not believed that the time it waits for is past."""
     suspect: bool = False
     """Whether it is to be run alone, because its processes died; its lease is still held."""
 
@@ -71,7 +74,11 @@ def outcome_of(ex: Execution, *, left: bool = False) -> RunOutcome:
     fold = ex.log.fold
     diverged = ex.diverged if isinstance(ex.signal, Diverging) else None
     status = "paused" if isinstance(ex.signal, Paused) else fold.facts.status
+    wake, now = fold.wake_at, ex.now_us()
+    doubt = 0.0
+    if status == "waiting" and wake is not None and wake <= now and any(in_doubt(ex, w) for w in ex.waiters.values()):
+        doubt = max((next_deadline(ex) or now) - now, 0) / 1_000_000
     return RunOutcome(
-        run=ex.run_id, status=status, wake_at_us=fold.wake_at, diverged=diverged, left=left,
-        left_for=ex.left_for,
+        run=ex.run_id, status=status, wake_at_us=wake, diverged=diverged, left=left, left_for=ex.left_for,
+        doubt_seconds=doubt,
     )  # fmt: skip

@@ -13,9 +13,9 @@ import importlib.util
 import os
 import signal
 import sys
-import threading
 import time
-from typing import BinaryIO, Final, TextIO, cast
+from functools import partial
+from typing import BinaryIO, Final, cast
 
 import msgspec
 
@@ -30,12 +30,16 @@ from killick.errors import KillickError
 from killick.logger import get_logger
 from killick.store import open_store
 from killick.store.records import Head
+from killick.threads import start_thread
 from killick.type_init import ready
 
 logger: Final = get_logger("killick")
 
 ORPHAN_SECONDS: Final = 5.0
 """How long the child process may stay in its step after the worker died."""
+
+_TAKEN, _UNABLE, _FAILED = "taken", "unable", "failed"
+"""How the line of the child process begins: it holds the run; it can never run it; it could not now."""
 
 _MAIN: Final = "__killick_main__"
 """The module name under which a script that declares agents is imported, so its `__main__` block does not run again."""
@@ -46,6 +50,7 @@ class _Order(msgspec.Struct, frozen=True):
 
     url: str
     run: str
+    agent: str
     module: str
     file: str | None
     epoch: int
@@ -59,14 +64,16 @@ class OwnProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, runtime: Runtime, head: Head, agent: str, *, lease_seconds: float) -> OwnProcess | None:
-        """Starts the process and waits until it holds the run's lease. Returns None if the run stays here, because no
-        other process can import its agent or open the store."""
+    async def start(cls, runtime: Runtime, head: Head, agent: str, *, lease_seconds: float) -> OwnProcess | str:
+        """Starts the process and waits until it holds the run's lease. Returns the reason if the run stays here:
+        another process can never run it. Raises KillickError if that process could not take the run now."""
         declared = AGENTS.get(agent).fn
-        if runtime.url is None or not isinstance(runtime.clock, SystemClock) or "<locals>" in declared.__qualname__:
-            return None
+        if runtime.url is None or not isinstance(runtime.clock, SystemClock):
+            return "no other process can open its store"
+        if "<locals>" in declared.__qualname__:
+            return "its agent is declared in a function, which no other process can import"
         file = getattr(sys.modules.get(declared.__module__), "__file__", None)
-        order = _Order(runtime.url, head.run, declared.__module__, file, head.epoch, lease_seconds)
+        order = _Order(runtime.url, head.run, agent, declared.__module__, file, head.epoch, lease_seconds)
         # The variable that names the master keys; without it, the process reads the same as this one.
         described: str | None = getattr(runtime.store, "described", None)
         keys = {} if described is None else {VARIABLE: described}
@@ -79,10 +86,14 @@ class OwnProcess:
         try:
             own._tell(msgspec.json.encode(order))
             assert process.stdout is not None
-            if await process.stdout.readline() == b"taken\n":
+            line = (await process.stdout.readline()).decode(errors="replace").rstrip()
+            if line == _TAKEN:
                 return own
-            await process.wait()
-            return None
+            code = await process.wait()
+            what, _, reason = line.partition(" ")
+            if what != _UNABLE:
+                raise KillickError(f"its own process could not take it: {reason or f'it exited with {code}'}")
+            return reason
         except BaseException:
             own.kill()
             raise
@@ -117,13 +128,29 @@ class OwnProcess:
 
 def main() -> None:
     """Advances one run, as the worker instructs on stdin. The agent's output goes to stderr."""
-    out, sys.stdout = sys.stdout, sys.stderr
+    out, sys.stdout = os.fdopen(os.dup(1), "wb", buffering=0), sys.stderr
     # Unbuffered: a thread may still be reading a line when the interpreter exits.
     orders = cast("BinaryIO", open(0, "rb", buffering=0, closefd=False))  # noqa: SIM115
     order = msgspec.json.decode(orders.readline(), type=ready(_Order))
-    _import(order)
-    with contextlib.closing(Runtime(decrypting(open_store(order.url)), url=order.url)) as runtime:
-        asyncio.run(_advance(runtime, order, orders, out))
+    try:
+        _import(order)
+        AGENTS.get(order.agent)
+    except BaseException as error:
+        sys.exit(_report(out, order, _UNABLE, f"its module {order.module} cannot be imported", error))
+    try:
+        with contextlib.closing(Runtime(decrypting(open_store(order.url)), url=order.url)) as runtime:
+            asyncio.run(_advance(runtime, order, orders, out))
+    except (KillickError, OSError) as error:
+        sys.exit(_report(out, order, _FAILED, "it stopped", error))
+
+
+def _report(out: BinaryIO, order: _Order, what: str, why: str, error: BaseException) -> int:
+    """Writes one line: to the worker, as long as it reads, and to the log. Returns the exit code."""
+    reason = " ".join(f"{why}: {type(error).__name__}: {error}".split())
+    logger.warning("%s: its own process: %s", order.run, reason)
+    with contextlib.suppress(OSError):  # the worker is gone
+        out.write(f"{what} {reason}\n".encode())
+    return 1
 
 
 def _import(order: _Order) -> None:
@@ -139,15 +166,14 @@ def _import(order: _Order) -> None:
     spec.loader.exec_module(module)
 
 
-async def _advance(runtime: Runtime, order: _Order, orders: BinaryIO, out: TextIO) -> None:
+async def _advance(runtime: Runtime, order: _Order, orders: BinaryIO, out: BinaryIO) -> None:
     loop, executor, leaves = asyncio.get_running_loop(), runtime.executor(), asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, leaves.set)
-    threading.Thread(target=_listen, args=(loop, orders, leaves), daemon=True).start()
+    start_thread("killick-orders", partial(_listen, loop, orders, leaves), died=lambda _: os._exit(1))
     since, seconds = runtime.clock.monotonic(), order.lease_seconds
     head = runtime.store.lease(order.run, runtime.engine.holder, seconds=seconds, handed=order.epoch)
-    out.write("taken\n")
-    out.flush()
+    out.write(f"{_TAKEN}\n".encode())
     advancing = loop.create_task(executor.advance(order.run, claim=ClaimedRun(head, since, seconds, alone=True)))
     leaving = loop.create_task(leaves.wait())
     await asyncio.wait({advancing, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from killick.blocking import C, Group, InThread, OnLoop
+from killick.clock import doubt_seconds
 from killick.definitions.agents import AGENTS, AnyAgent
-from killick.definitions.schedules import decide, moment, stamp
+from killick.definitions.schedules import LATE_US, decide, moment, stamp
 from killick.engine import renewals
 from killick.engine.control import inbox
 from killick.engine.control.commands import command, leased
@@ -103,9 +104,11 @@ def _ensure(engine: Engine, trigger: Trigger) -> None:
 def _changes(engine: Engine, trigger: Trigger, facts: facts.Facts) -> list[Entry]:
     """The events that an existing log needs to match the declaration."""
     known = facts.trigger
-    if known is not None and known.digest == trigger.spec.digest and not facts.ended:
-        return []
     at = engine.clock.now_us()
+    if known is not None and known.digest == trigger.spec.digest and not facts.ended:
+        if known.next is None or trigger.spec.can_be_due(known.next, at):
+            return []
+        return [_set(engine, trigger, after_us=known.last)]  # it was computed while the clock was ahead
     entries: list[Entry] = []
     if facts.ended:
         entries.append(Entry(e.RunResumed(at=at, by="killick")))
@@ -117,7 +120,7 @@ def _changes(engine: Engine, trigger: Trigger, facts: facts.Facts) -> list[Entry
 def _set(engine: Engine, trigger: Trigger, *, after_us: int) -> Entry:
     """The declaration as an event. A time that fired before does not fire again, even if the clock went back."""
     at, spec = engine.clock.now_us(), trigger.spec
-    due = spec.first_due(max(at, after_us))
+    due = spec.next_due(at, after_us)
     event = system_events.TriggerSet(at=at, digest=spec.digest, sort=spec.sort, agent=spec.agent, next=due)
     return Entry(event, {"spec": msgspec.structs.asdict(spec)})
 
@@ -136,9 +139,10 @@ async def attend(engine: Engine, log: RunLog, control: TaskControl) -> None:
         facts = log.fold.facts
         if facts.paused or facts.ended or control.stopping:
             return
-        await at_work.do_due()
+        doubt = await at_work.do_due()
         await at_work.do_queued()
         rest = [LOOK_SECONDS] if at_work.known.queued else []
+        rest += [doubt] if doubt else []
         if at_work.spec.sort == "when":
             now = engine.clock.monotonic()
             if now >= look_at:
@@ -218,11 +222,14 @@ class _LeasedTrigger:
                 entries = entries_of(self.log.fold, body, by=message.by, at=at)
             await self._append(_Cause(at, due, message=message), *entries)
 
-    async def do_due(self) -> None:
-        """Fires what the schedule has due by now."""
+    async def do_due(self) -> float:
+        """Fires what the schedule has due by now. Returns for how long to make up for nothing, because the clock may
+        be ahead."""
         now, due, schedule = self._now_us(), self.known.next, self.spec.schedule
         if schedule is None or due is None or due > now:
-            return
+            return 0.0
+        if now - due > LATE_US and (doubt := doubt_seconds(self.engine.clock, due)):
+            return doubt
         dues = schedule.dues(due, now)
         decision = decide(dues, now, self.spec.missed)
         if decision.passed is not None:
@@ -234,7 +241,16 @@ class _LeasedTrigger:
             )
             await self.log.append_soon(Entry(passed))
         for due, upcoming in zip(decision.fires, (*decision.fires[1:], dues.next), strict=False):
-            await self.set_off(_Cause(due, upcoming, due=due))
+            cause, run = _Cause(due, upcoming, due=due), self._run_of(due)
+            if due <= self.known.last and self.engine.store.head(run) is not None and self._has_started(run):
+                await self._pass(cause, "duplicate", run=run)  # it fired while the clock was ahead
+            else:
+                await self.set_off(cause)
+        return 0.0
+
+    def _run_of(self, due: int) -> str:
+        """The id of the run that a due time starts."""
+        return f"{self.trigger.name}@{stamp(due)}"
 
     async def do_queued(self) -> None:
         """Fires queued causes in order, as far as the run before allows."""
@@ -292,7 +308,7 @@ class _LeasedTrigger:
     async def _fire(self, cause: _Cause, *first: Entry) -> BaseException | None:
         now, name = self._now_us(), self.trigger.name
         number = cause.number or self.known.number + 1
-        run = cause.run or self._own_id(f"{name}@{number if cause.due is None else stamp(cause.due)}")
+        run = cause.run or self._own_id(f"{name}@{number}" if cause.due is None else self._run_of(cause.due))
         due, at = moment(cause.at, self.spec.tz), moment(now, self.spec.tz)
         body, value = cause.data.get("body"), cause.data.get("value")
         firing = Firing(trigger=name, number=number, due=due, at=at, run=run, body=body, value=value)

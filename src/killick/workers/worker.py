@@ -27,7 +27,7 @@ from killick.log.index_scrub import IndexScrub
 from killick.log.writer import RunLog
 from killick.logger import get_logger
 from killick.store.records import OUTBOX_CHANGED, OWN_AGENTS, Claimed, Head
-from killick.workers import hooks, trigger_runner
+from killick.workers import hooks, set_back, trigger_runner
 from killick.workers.background import TaskControl
 from killick.workers.code_versions import resume_diverged
 from killick.workers.own_process import OwnProcess
@@ -44,6 +44,9 @@ SLICE_SECONDS: Final = 1.0
 
 DUTIES_MAX: Final = 1_000
 TRIM_SECONDS: Final = 60.0
+SET_BACK_SECONDS: Final = 600.0
+"""How often it looks for times that another process computed while its clock was ahead."""
+
 _BACKOFF_SECONDS_MAX: Final = 2.0
 _CALM_SECONDS: Final = 0.005
 """How long an empty poll remains valid, however often the store notifies."""
@@ -90,8 +93,10 @@ class Worker:
         self._duty_agents: tuple[str, ...] = ()
         self._slots: dict[str, _Slot] = {}
         self._attending: dict[str, asyncio.Task[None]] = {}
-        self._resting: set[asyncio.Task[None]] = set()
+        self._resting: dict[str, asyncio.Task[None]] = {}
         self._refusals: dict[str, tuple[int, int, float]] = {}
+        self._doubts: dict[str, float] = {}
+        """Runs whose time seems past, and until when that is not believed."""
         self._back_offs: dict[str, int] = {}
         self._undeclared: Counter[str] = Counter()
         self._store_errors = 0
@@ -136,6 +141,7 @@ class Worker:
         log_transition("started", worker=self.name, concurrency=self._concurrency)
         monotonic, stale = self._runtime.clock.monotonic, StaleLeases(self._runtime.store, self._runtime.clock)
         trimmed, looked, diverged = monotonic(), -STALE_SECONDS, dict[str, int]()
+        watch, set_backs, woken = self._runtime.clock.watch, -1, monotonic()
         await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
         await self._quietly(self._log_undeclared)
         scrub = IndexScrub(self._runtime.log)
@@ -143,11 +149,16 @@ class Worker:
         try:
             while not self._draining:
                 self._bell.clear()
+                self._runtime.log.committer.refuse_broken()
                 found = await self._look(executor)
                 if monotonic() - looked > STALE_SECONDS / 3:
                     looked = monotonic()
                     await self._quietly(stale.free, self._duty_agents)
                     self._verify()
+                watch.look(self._runtime.clock)
+                if set_backs != watch.set_backs or monotonic() - woken > SET_BACK_SECONDS:
+                    set_backs, woken = watch.set_backs, monotonic()
+                    await self._quietly(self._clock_set_back)
                 if monotonic() - trimmed > TRIM_SECONDS:
                     trimmed = monotonic()
                     await self._quietly(hooks.trim, self._runtime.engine)
@@ -166,7 +177,7 @@ class Worker:
                 await asyncio.wait({self._verifying}, timeout=_STOP_SECONDS)
             executor.poll_seconds = usual
             self._runtime.engine.slots -= self._concurrency
-            for task in (pending := [*self._attending.values(), *self._resting]):
+            for task in (pending := [*self._attending.values(), *self._resting.values()]):
                 task.cancel()
             if pending:  # gather makes a loop where none runs, as when this coroutine is closed after its loop
                 await asyncio.gather(*pending, return_exceptions=True)
@@ -203,6 +214,12 @@ class Worker:
         a minute, counts as due."""
         await self.idle.wait()
         await self._quietly(self._log_undeclared)
+
+    def _clock_set_back(self) -> None:
+        """Computes again what waits for a time that a wrong clock, here or elsewhere, put into the future."""
+        set_back.wake(self._runtime.engine, self._known())
+        if self._duty_agents:
+            trigger_runner.ensure(self._runtime.engine)
 
     def _log_undeclared(self) -> None:
         """Logs which due runs no worker of this app takes, because it does not declare their agent."""
@@ -256,6 +273,9 @@ class Worker:
             return
         if run and executor.notify(run):
             return
+        if run in self._doubts and (resting := self._resting.get(run)) is not None:
+            del self._doubts[run]
+            resting.cancel()  # a message may have come
         if not run:
             executor.notify_all()
         self._wake_all()
@@ -289,6 +309,7 @@ class Worker:
         except StoreGone:
             raise
         except Exception as error:
+            self._runtime.engine.leases.note_unreachable()
             # Any error in one poll, a bug included, must not prevent the next one. The first ones are logged, then ever
             # fewer: a full disk may stay full for hours.
             times = self._store_errors = self._store_errors + 1
@@ -363,15 +384,21 @@ class Worker:
     def _begin(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> None:
         row = claimed.row
         since = self._runtime.clock.monotonic()
-        if row.run in self._refusals and (seconds := self._refusals[row.run][2] - since) > 0:
-            resting = asyncio.get_running_loop().create_task(self._defer(claimed.head, seconds))
-            self._resting.add(resting)
-            resting.add_done_callback(self._resting.discard)
+        refused, doubted = self._refusals.get(row.run, (0, 0, 0.0))[2], self._doubts.get(row.run, 0.0)
+        if (seconds := max(refused, doubted) - since) > 0:
+            deferred = self._defer(claimed.head, seconds, left=refused > since)
+            self._resting[row.run] = resting = asyncio.get_running_loop().create_task(deferred)
+            resting.add_done_callback(partial(self._rested, row.run))
             return
+        self._doubts.pop(row.run, None)
         work = self._advance(executor, claimed, claim, self._slots.get(row.run))
         task = asyncio.get_running_loop().create_task(work, name=f"killick {row.run}")
         slot = self._slots[row.run] = _Slot(row.run, row.agent, row.priority, since, task)
         task.add_done_callback(partial(self._ended, slot))
+
+    def _rested(self, run: str, resting: asyncio.Task[None]) -> None:
+        if self._resting.get(run) is resting:
+            del self._resting[run]
 
     def _ended(self, slot: _Slot, task: asyncio.Task[None]) -> None:
         if self._slots.get(slot.run) is slot:
@@ -405,6 +432,8 @@ class Worker:
             self._refusals.pop(row.run, None)
             if advanced is not None:
                 _log_outcome(row.agent, advanced)
+                if advanced.doubt_seconds > 0:
+                    self._doubts[row.run] = self._runtime.clock.monotonic() + advanced.doubt_seconds
                 until, now = advanced.wake_at_us, self._runtime.clock.now_us()
                 if advanced.crashed and until is not None and until - now <= _SIT_OUT_US:
                     self._back_offs[row.run] = until
@@ -415,9 +444,8 @@ class Worker:
         row, head, runtime = claimed.row, claimed.head, self._runtime
         with self._renewing(head):
             own = await OwnProcess.start(runtime, head, row.agent, lease_seconds=self._lease_seconds)
-        if own is None:
-            because = "no other process can import its agent, or open its store"
-            log_transition("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
+        if isinstance(own, str):
+            log_transition("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=own)
             return await executor.advance(row.run, claim=claim._replace(backs_off=False))
         if (slot := self._slots.get(row.run)) is not None:
             slot.own = own
@@ -440,13 +468,17 @@ class Worker:
         _log_error("interrupted", error, run=run, agent=claimed.row.agent, again_in_seconds=seconds)
         self._runtime.engine.release(run, claimed.head.epoch, left=True)
 
-    async def _defer(self, head: Head, seconds: float) -> None:
-        """Holds the lease of a run that could not be executed; then it is due again."""
+    async def _defer(self, head: Head, seconds: float, *, left: bool) -> None:
+        """Holds the lease of a run that does not continue yet, without a slot; then it is due again."""
+        clock = self._runtime.clock
         try:
             with self._renewing(head):
-                await asyncio.sleep(self._runtime.clock.nap_seconds(seconds))
+                until = clock.monotonic() + seconds
+                await asyncio.sleep(clock.nap_seconds(seconds))
+                while not left and (rest := until - clock.monotonic()) > 0:  # a clock of a test stands still
+                    await asyncio.sleep(clock.nap_seconds(rest))
         finally:
-            self._runtime.engine.release(head.run, head.epoch, left=True)
+            self._runtime.engine.release(head.run, head.epoch, left=left)
 
     @contextlib.contextmanager
     def _renewing(self, head: Head) -> Generator[None]:

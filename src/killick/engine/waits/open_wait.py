@@ -62,6 +62,10 @@ class Waiter:
     _: KW_ONLY
     name: str = ""
     deadline: int | None = None
+    since: int = 0
+    """When the wait began."""
+    is_date: bool = False
+    """Whether the deadline is a date, and not a duration since then."""
     digest: e.Digest | None = None
     opened: int = 0
     then: Then | None = None
@@ -81,7 +85,7 @@ class Waiter:
         event: Any = asked.event
         return cls(
             event.step, event.waits_for, name=event.name, deadline=event.deadline, digest=event.digest,
-            need=event.need, opened=opened, asked=asked, **more,
+            need=event.need, opened=opened, asked=asked, **{"since": event.at, **more},
         )  # fmt: skip
 
     def answer_id(self, run: str) -> str:

@@ -54,6 +54,8 @@ class Question(msgspec.Struct, kw_only=True):
     """The fields that may change in the code: the record keeps the old ones, and the drift is noted."""
     to: tuple[str, ...] = ()
     deadline: int | None = None
+    is_date: bool = False
+    """Whether the deadline is a date, and not a duration from when the wait began."""
     shown: dict[str, Any] = {}
     then: Any = None
     fits: Any = None
@@ -154,7 +156,9 @@ async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
 
 def _waiter(asked: Question, opened: e.WaitOpened, at: int, **more: Any) -> Waiter:
     question = Entry(opened, asked.values(opened.round))
-    return Waiter.of(question, at, then=asked.then, fits=asked.fits, rounds=asked.rounds[opened.round :], **more)
+    return Waiter.of(question, at, then=asked.then, fits=asked.fits, rounds=asked.rounds[opened.round :],
+        is_date=asked.is_date, **more,
+    )  # fmt: skip
 
 
 async def _cancelled(ex: Execution, waiter: Waiter) -> NoReturn:
@@ -244,7 +248,9 @@ async def sleep(ex: Execution, branch: Branch, for_seconds: float | None, until_
         deadline = (until_moment - EPOCH) // timedelta(microseconds=1)
     else:
         deadline = ex.now_us() + round((for_seconds or 0) * 1_000_000)
-    await wait_for(ex, branch, Question(waits_for="time", name="sleep", deadline=deadline, skippable=True))
+    is_date = until_moment is not None
+    asked = Question(waits_for="time", name="sleep", deadline=deadline, is_date=is_date, skippable=True)
+    await wait_for(ex, branch, asked)
 
 
 async def remarks(ex: Execution, branch: Branch) -> list[Any]:

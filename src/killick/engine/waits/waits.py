@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from killick.clock import DOUBT_SECONDS, SET_BACK_US, doubt_seconds, meant_us
 from killick.engine.approval.argument_edits import fits
 from killick.engine.control.inbox import (
     ANSWER,
@@ -171,10 +173,13 @@ def raise_if_intervened(ex: Execution, step: e.StepId) -> None:
 
 async def until_time(ex: Execution, step: e.StepId, at_us: int) -> None:
     """Wait until a recorded time, or until a recorded command ends that wait."""
-    if at_us > ex.now_us():
+    if at_us > (now := ex.now_us()):
         found = ex.log.fold.step(step)
         at_us = min(at_us, (found.delayed_until if found is not None else None) or at_us)
-        await until(ex, Waiter(step, "delay", deadline=at_us))
+        since = next((event.at for _, event in ex.record.of(step, e.StepDelayed) if event.until == at_us), None)
+        if since is None and found is not None and found.attempts and (ended := found.attempts[-1].ended):
+            since = ex.record.event(ended).at if ex.record.has(ended) else None
+        await until(ex, Waiter(step, "delay", deadline=at_us, since=since or now))
 
 
 def end(
@@ -207,8 +212,43 @@ def deadline_us(now_us: int, seconds: float | None) -> int | None:
 
 
 def next_deadline(ex: Execution) -> int | None:
-    """When time alone wakes a branch."""
-    return min((w.deadline for w in ex.waiters.values() if w.deadline is not None), default=None)
+    """When time alone wakes a branch: a wait whose deadline is past, once that is certain."""
+    now, timed = ex.now_us(), [(w.deadline, w) for w in ex.waiters.values() if w.deadline is not None]
+    return min((now + _doubt_us(ex, w) if when <= now else when for when, w in timed), default=None)
+
+
+def in_doubt(ex: Execution, waiter: Waiter) -> bool:
+    """Whether its deadline is past by a clock that nobody watched passing it. The record of an end is final."""
+    return waiter.deadline is not None and waiter.deadline <= ex.now_us() and _doubt_us(ex, waiter) > 0
+
+
+def _doubt_us(ex: Execution, waiter: Waiter) -> int:
+    """How long a deadline that is past may not end the wait yet. A backoff that ends early does no harm."""
+    if waiter.deadline is None or waiter.waits_for == "delay":
+        return 0
+    clock, store = ex.engine.clock, ex.engine.log.store
+    length = (waiter.deadline - waiter.since) / 1_000_000
+    if seconds := doubt_seconds(clock, waiter.deadline, length):
+        return math.ceil(seconds * 1_000_000)
+    if store.proves_life or length < DOUBT_SECONDS or waiter.deadline >= clock.watch.look(clock)[1]:
+        return 0
+    return min(max(waiter.deadline - store.now_us(), 0), round(DOUBT_SECONDS * 1_000_000))  # the server's own clock
+
+
+def _begin_anew(ex: Execution, waiter: Waiter, now: int) -> None:
+    """The clock was ahead when the wait began, and was set back: its time begins now, on record too."""
+    assert waiter.deadline is not None
+    waiter.deadline, waiter.since = meant_us(waiter.deadline, waiter.since, now), now
+    if waiter.asked is None:
+        because = "the clock was set back"
+        ex.write_behind(Entry(e.StepDelayed(at=now, step=waiter.step, until=waiter.deadline, because=because)))
+        return
+    event, values = waiter.asked
+    again = msgspec.structs.replace(event, at=now, data=None, deadline=waiter.deadline)
+    waiter.asked = Entry(again, values)
+    waiter.opened = ex.write_behind(waiter.asked)
+    for by in waiter.votes:
+        ex.write_behind(Entry(e.WaitVoted(at=now, step=waiter.step, by=by)))
 
 
 # the inbox ----------------------------------------------------------------------------------------
@@ -228,7 +268,9 @@ def look(ex: Execution, *, only: Waiter | None = None, opening: bool = False) ->
         if waiter.waits_for == "child":
             if (outcome := child_outcome(ex.engine.log, waiter.name)) is not None:
                 end(ex, waiter, Closed(0, "answered", by=waiter.name, answer=outcome))
-        elif waiter.deadline is not None and waiter.deadline <= now:
+        elif waiter.deadline is not None and waiter.since > now + SET_BACK_US and not waiter.is_date:
+            _begin_anew(ex, waiter, now)
+        elif waiter.deadline is not None and waiter.deadline <= now and not _doubt_us(ex, waiter):
             if waiter.rounds:
                 _pass_on(ex, waiter, now)
             else:
@@ -360,7 +402,7 @@ def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
     )
     waiter.asked = Entry(opened, values if following.may is None else {**values, "may": list(following.may)})
     waiter.opened = ex.write_behind(waiter.asked)
-    waiter.deadline, waiter.rounds, waiter.votes = deadline, tuple(rest), ()
+    waiter.deadline, waiter.since, waiter.rounds, waiter.votes = deadline, now, tuple(rest), ()
 
 
 def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
