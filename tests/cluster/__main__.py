@@ -22,13 +22,14 @@ def main() -> int:
     )
     parser.add_argument("--fleet", action="store_true", help="200 workers with little work for two hours")
     parser.add_argument("--failover", action="store_true", help="the store fails over to a replica that is behind")
+    parser.add_argument("--called", action="store_true", help="runs renew while callers send, command and vote")
     parser.add_argument("--whole", action="store_true", help="do not shrink a story that breaks")
     asked = parser.parse_args()
     began, hours, cpu, told = time.monotonic(), 0.0, 0.0, 0
     for seed in asked.seeds or count(asked.first):
         if not asked.seeds and time.monotonic() - began > asked.seconds:
             break
-        drawn = partial(drawn_plan, workers=asked.workers, minutes=asked.minutes, failover=asked.failover)
+        drawn = partial(drawn_plan, workers=asked.workers, minutes=asked.minutes, failover=asked.failover, called=asked.called)
         plan = (drawn_fleet if asked.fleet else drawn)(seed)
         found = tell(plan, loud=bool(asked.seeds))
         if not isinstance(found, Told):

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Final
 
 from cluster import fibers, workload
+from cluster.callers import NOTHING, drawn_callers, lost
 from cluster.fibers import Hub, Process, ProcessClock
 from cluster.invariants import Books, Broken, Invariants
 from cluster.network import Network, Remote
@@ -35,7 +36,7 @@ THREADED: Final = [
     "killick.engine.engine", "killick.engine.steps.attempt",
     "killick.client.answers", "killick.client.external_runs",
 ]  # fmt: skip
-TIMED: Final = ["killick.log.group_commit", "killick.engine.control.commands"]
+TIMED: Final = ["killick.log.group_commit", "killick.engine.control.commands", "killick.client.time_travel"]
 
 CALM_SECONDS_MAX: Final = 2_400
 """Once the network is calm, every run ends within this time: back-off, wrong clocks, then its own waits."""
@@ -95,13 +96,17 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     tick_minutes: int = 1
     """How often the triggers by the clock fire."""
+    is_called: bool = False
+    """Whether runs renew while callers send to them and command them, and three people answer one question."""
 
     @property
     def calm_at(self) -> float:
         return max((fault.at + fault.seconds for fault in self.faults), default=0.0)
 
 
-def drawn_plan(seed: int, *, workers: int | None = None, minutes: float | None = None, failover: bool = False) -> Plan:
+def drawn_plan(
+    seed: int, *, workers: int | None = None, minutes: float | None = None, failover: bool = False, called: bool = False
+) -> Plan:
     """The plan of a seed. A story is small, so that a machine tells many of them."""
     chance = Random(f"plan {seed}")
     count = workers or chance.choice((1, 2, 3, 3, 5, 8))
@@ -110,7 +115,7 @@ def drawn_plan(seed: int, *, workers: int | None = None, minutes: float | None =
         seed=seed, workers=count, runs=chance.randint(4, 6 + 2 * count), events=chance.randint(0, 12), minutes=length,
         lease_seconds=chance.choice((5.0, 15.0, 30.0)), poll_seconds=chance.choice((2.0, 10.0, 30.0)),
         latency_us=chance.choice((0, 300, 3_000)), timeout_us=chance.choice((2_000_000, 10_000_000, 40_000_000)),
-        lost_effects=chance.choice((0.0, 0.0, 0.1)),
+        lost_effects=chance.choice((0.0, 0.0, 0.1)), is_called=called,
     )  # fmt: skip
     faults = _faults(chance, plan, chance.randint(0, 6 + 4 * count))
     if failover:
@@ -217,7 +222,8 @@ class Story:
             for number in range(plan.runs)
         }
         events = {f"order-{number}": chance.uniform(0, plan.minutes * 60) for number in range(plan.events)}
-        self._begin("people", lambda people: people.live(starts, events), invariants)
+        asked = drawn_callers(Random(f"callers {plan.seed}"), plan.minutes * 60) if plan.is_called else NOTHING
+        self._begin("people", lambda people: people.live(starts, events, asked), invariants)
         for fault in plan.faults:
             hub.at(round(fault.at * 1e6), partial(self._strike, fault), first=True)
         hub.run(round(max(plan.minutes * 60, plan.calm_at) * 1e6))
@@ -378,19 +384,21 @@ class Story:
         store, world, plan = self.network.store, self.world, self.plan
         rows = {row.run: row for row in store.runs(RunQuery(), limit=10**6)}
         lost_some = any(fault.kind == "failover" for fault in plan.faults)
+        log = Log(store, clock=ProcessClock())
+        for told in [] if self._people is None or lost_some else lost(self._people.callers.calls, store, log):
+            invariants.broken("every call that was accepted is on record", told)
         for row in rows.values():
             if row.status not in ENDED:
                 told = (
                     f"{row.run} is {row.status} {CALM_SECONDS_MAX} s after the last fault; {store.head(row.run)}; {row}"
                 )
                 invariants.broken("no run is stuck while a worker is free", told)
-            elif row.status != "completed":
+            elif row.status != "completed" and not row.run.startswith("poller"):
                 invariants.broken("every run completes", f"{row.run} {row.status}")
         if self._people is not None and self._people.busy:
             invariants.broken("people are served", f"{self._people.busy} of their requests are open")
         if lost_some:
             return
-        log = Log(store, clock=ProcessClock())
         for run, program in world.starts.items():
             if run not in rows:
                 invariants.broken("no acknowledged event is lost", f"{run} was started and is not there")

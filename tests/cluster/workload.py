@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Final
 
 import killick
+from cluster.callers import NOTHING, Asked, Callers
 from cluster.fibers import Process, here, hub
 from cluster.invariants import AT_ONCE, LIMITED, Books, Invariants
 from killick.errors import AlreadyAnswered, AnswerRefused, KillickError, RunUnknown, StoreError
@@ -23,6 +24,9 @@ Program = list[Op]
 
 ARRIVES_SECONDS_MAX: Final = 4.5
 """How long a request to the external system is on its way: less than the grace for which a new holder waits."""
+
+POLLS: Final = 20
+"""How many logs a poller has."""
 
 THINKS_SECONDS: Final = 15.0
 """How long a person takes to look into the books."""
@@ -157,12 +161,58 @@ async def order(run: killick.Run, label: str) -> str:
     return await run.call(book, label)
 
 
+# runs that renew, and people who agree -----------------------------------------------------------------
+
+
+@killick.tool(name="cluster_refund", reconcile=seen, approve=killick.Approval(to=["callers"], need=2))
+async def give_back(label: str, key: killick.Key = killick.KEY) -> str:
+    return await act("book", label, key)
+
+
+@killick.agent(name="cluster_box")
+async def box(run: killick.Run, state: list[int]) -> int:
+    """Performs orders, and renews after each one or two, until it has performed all that will come."""
+    performed, orders, each = state
+    for _ in range(min(each, orders - performed)):
+        await run.call(book, await run.wait("order"))
+        performed += 1
+    if performed == orders:
+        return performed
+    return await run.renew([performed, orders, 3 - each])
+
+
+@killick.agent(name="cluster_customer")
+async def customer(run: killick.Run, boxes: list[str]) -> None:
+    for number, to in enumerate(boxes):
+        await run.send(to, "order", f"{run.id}/{number}")
+        await run.call(look, f"{number}")
+
+
+@killick.agent(name="cluster_poller")
+async def poller(run: killick.Run, number: int) -> int:
+    await run.call(look, f"{number}")
+    if number >= POLLS:
+        return number
+    return await run.renew(number + 1)
+
+
+@killick.agent(name="cluster_refunds")
+async def refund(run: killick.Run, label: str) -> str:
+    try:
+        return await run.call(give_back, label)
+    except killick.Rejected:
+        return "kept"
+
+
+CALLED: Final = {"box": box, "customer": customer, "poller": poller, "refund": refund}
+
+
 async def hear(event: Any) -> None:
     await asyncio.sleep(0.01)
     world().heard[event.key] += 1
 
 
-AGENTS: Final = tuple(agent.name for agent in (errand, tick, order))
+AGENTS: Final = tuple(agent.name for agent in (errand, tick, order, *CALLED.values()))
 
 
 @contextlib.contextmanager
@@ -241,10 +291,19 @@ class People:
         self._process = process
         self._chance = process.chance
         self._invariants = invariants
-        self.busy = 0
+        self.callers = Callers(client, process.chance, CALLED)
+        self._own = 0
 
-    async def live(self, starts: dict[str, tuple[float, Program]], events: dict[str, float]) -> None:
-        self.busy += len(starts) + len(events)
+    @property
+    def busy(self) -> int:
+        """How much of what they are to do is not done yet."""
+        return self._own + self.callers.busy
+
+    async def live(
+        self, starts: dict[str, tuple[float, Program]], events: dict[str, float], asked: Asked = NOTHING
+    ) -> None:
+        self._own += len(starts) + len(events)
+        self.callers.begin(asked)
         for run, (at, program) in starts.items():
             self._begin(self._started(run, at, program))
         for event, at in events.items():
@@ -262,7 +321,7 @@ class People:
 
     def repeat(self) -> None:
         """Does everything again that the store acknowledged: it failed over, and may have lost it."""
-        self.busy += len(world().starts) + len(world().published)
+        self._own += len(world().starts) + len(world().published)
         for run, program in world().starts.items():
             self._begin(self._started(run, 0, program))
         for event in sorted(world().published):
@@ -298,14 +357,14 @@ class People:
             except RunUnknown:  # the store failed over, and its replica has not heard of the run
                 await self._started(run, 0, program)
                 return
-        self.busy -= 1
+        self._own -= 1
 
     async def _published(self, event: str, at: float) -> None:
         await asyncio.sleep(at)
         if await self._again(lambda: self.kd.triggers.publish("order.placed", event, id=event)) < 1:
             self._invariants.broken("no acknowledged event is lost", f"{event} was published to no trigger")
         world().published.add(event)
-        self.busy -= 1
+        self._own -= 1
 
     async def _answered(self, wait: Any) -> None:
         if wait.waits_for == "settlement":
@@ -313,6 +372,9 @@ class People:
             label = wait.intention["arguments"]["label"]
             happened = world().books.done[label] > 0
             verb, value = ("happened", f"{label} done") if happened else ("not", None)
+        elif wait.need > 1:
+            await self.callers.vote(wait)
+            return
         elif wait.verbs:
             verb, value = "respond", f"{wait.run}:{wait.step} said {self._chance.randrange(1000)}"
         else:
