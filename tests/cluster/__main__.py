@@ -29,7 +29,9 @@ def main() -> int:
     for seed in asked.seeds or count(asked.first):
         if not asked.seeds and time.monotonic() - began > asked.seconds:
             break
-        drawn = partial(drawn_plan, workers=asked.workers, minutes=asked.minutes, failover=asked.failover, called=asked.called)
+        drawn = partial(
+            drawn_plan, workers=asked.workers, minutes=asked.minutes, failover=asked.failover, called=asked.called
+        )
         plan = (drawn_fleet if asked.fleet else drawn)(seed)
         found = tell(plan, loud=bool(asked.seeds))
         if not isinstance(found, Told):

@@ -22,7 +22,10 @@ from killick.store.records import RunQuery
 from soak.acknowledgements import Call, Entries, Record, judge
 
 REFUSALS: Final = (AnswerRefused, RunUnknown)
-COMMANDS: Final = ("pause", "cancel", "note", "prioritize", "pause", "resume", "resume")
+COMMANDS: Final = ("note", "note", "note", "prioritize", "pause", "resume", "resume")
+CLOSE: Final = (0.0, 0.001, 0.005, 0.02)
+"""How soon after another an order is sent: while the run that got the first is renewed."""
+
 RUNS_MAX: Final = 100_000
 
 
@@ -46,20 +49,23 @@ NOTHING: Final = Asked({}, {}, {}, {})
 
 def drawn_callers(chance: Random, seconds: float) -> Asked:
     boxes = {
-        f"box{number}": [chance.uniform(0, seconds) for _ in range(chance.randint(2, 8))]
+        f"box{number}": [
+            at + chance.choice(CLOSE) for at in (chance.uniform(0, seconds) for _ in range(3)) for _ in range(3)
+        ]
         for number in range(chance.randint(1, 2))
     }
     customers = {
         f"customer{number}": (chance.uniform(0, seconds), chance.choices([*boxes], k=chance.randint(1, 3)))
-        for number in range(chance.randint(0, 3))
+        for number in range(chance.randint(1, 3))
     }
     pollers = {
         f"poller{number}": [
-            (chance.uniform(0, seconds / 2), chance.choice(COMMANDS)) for _ in range(chance.randint(1, 5))
+            *((chance.uniform(0, 10), chance.choice(COMMANDS)) for _ in range(15)),
+            (chance.uniform(5, 15), chance.choice(("cancel", "pause"))),
         ]
         for number in range(chance.randint(1, 3))
     }
-    refunds = {f"refund{number}": chance.uniform(0, seconds) for number in range(chance.randint(0, 3))}
+    refunds = {f"refund{number}": chance.uniform(0, seconds) for number in range(chance.randint(1, 3))}
     return Asked(boxes, customers, pollers, refunds)
 
 

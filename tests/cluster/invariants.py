@@ -15,7 +15,10 @@ from killick.model import event_codec, hashing, system_events
 from killick.model import events as e
 from killick.store import MemoryStore
 from killick.store.memory_runs import lease_end_us
-from killick.store.records import Append, Head, is_own
+from killick.store.records import ENDED, Append, Head, is_own
+
+KILLICKS_OWN: Final = ("killick.child", "killick.command")
+"""Messages that a run may get after its end: a child's end, and the word of a fork."""
 
 LIMITED: Final = "cluster_mail"
 AT_ONCE: Final = 2
@@ -85,6 +88,8 @@ class Invariants:
                 self._renewed(process, store, args[0], result or {})
             case "release":
                 self._released(process, store, args[0], options)
+            case "deliver":
+                self._delivered(process, store, result or ())
             case _:
                 pass
 
@@ -127,6 +132,16 @@ class Invariants:
             told = f"{process.name} released {run} at epoch {options['epoch']}, and it is {was.epoch}"
             self.broken("a stale epoch releases nothing", told)
         self._heads[run] = now
+
+    def _delivered(self, process: Process, store: MemoryStore, results: Sequence[Any]) -> None:
+        """A caller's message is for a run that goes on."""
+        for result in results:
+            if isinstance(result, LogError) or not result.fresh or result.message.name in KILLICKS_OWN:
+                continue
+            row = store.index(result.message.run)
+            if row is not None and row.status in ENDED and not is_own(row.run):
+                told = f"{process.name} sent {result.message.name} to {row.run}, which is {row.status}"
+                self.broken("no message is accepted by a run that is over", told)
 
     def _appended(self, process: Process, store: MemoryStore, items: Sequence[Append], results: Sequence[Any]) -> None:
         touched: dict[str, None] = {}

@@ -10,9 +10,11 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from cluster.fibers import START_US
+from killick.engine.control import inbox
 from killick.engine.effects import reconcile
 from killick.engine.steps import permits
 from killick.log.writer import RunLog
+from killick.model.slots import ENDED_SLOT
 from killick.store import MemoryStore
 from killick.store.memory_runs import Runs, StoredRun
 from killick.store.records import Append, Delivered, Delivery, Head, Message
@@ -26,14 +28,18 @@ class Bug(NamedTuple):
     name: str
     seeds: range
     plant: Callable[[], contextlib.AbstractContextManager[Any]]
+    is_called: bool = False
+    """Whether it takes stories with callers."""
 
 
 BUGS: Final[list[Bug]] = []
 
 
-def bug(name: str, seeds: int) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
+def bug(
+    name: str, seeds: int, *, called: bool = False
+) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
     def add(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-        BUGS.append(Bug(name, range(seeds), contextlib.contextmanager(plant)))
+        BUGS.append(Bug(name, range(seeds), contextlib.contextmanager(plant), called))
         return plant
 
     return add
@@ -180,4 +186,59 @@ def stale_release() -> Iterator[None]:
         real(self, run, epoch=epoch if stored.head is None else stored.head.epoch, holder=None, left=left)
 
     with patch.object(MemoryStore, "release", release):
+        yield
+
+
+def _delivering(changed: Callable[[Runs, Delivery], Delivery]) -> Any:
+    """The store delivers what becomes of each message."""
+    real = Runs._deliver
+    return patch.object(Runs, "_deliver", lambda self, sent: real(self, changed(self, sent)))
+
+
+@bug("a log that has ended accepts messages and commands", 20, called=True)
+def accepted_too_late() -> Iterator[None]:
+    def changed(self: Runs, sent: Delivery) -> Delivery:
+        return replace(sent, exact=True, slot=None) if ENDED_SLOT in self._runs[sent.run].slots else sent
+
+    with _delivering(changed):
+        yield
+
+
+@bug("a message to a run that was renewed stays with its old log", 20, called=True)
+def not_forwarded() -> Iterator[None]:
+    with _delivering(lambda self, sent: replace(sent, exact=True) if sent.name == "order" else sent):
+        yield
+
+
+@bug("a command to a run that was renewed stays with its old log", 20, called=True)
+def command_not_forwarded() -> Iterator[None]:
+    with _delivering(lambda self, sent: replace(sent, exact=True) if sent.name == inbox.COMMAND else sent):
+        yield
+
+
+@bug("a run that is renewed leaves its inbox behind", 20, called=True)
+def left_behind() -> Iterator[None]:
+    with patch.object(Runs, "_move_messages", lambda *_: None):
+        yield
+
+
+@bug("a vote takes no place", 20, called=True)
+def uncounted_votes() -> Iterator[None]:
+    def changed(self: Runs, sent: Delivery) -> Delivery:
+        slot = sent.slot if sent.name == inbox.VOTE else None
+        return sent if slot is None else replace(sent, slot=replace(slot, places=0))
+
+    with _delivering(changed):
+        yield
+
+
+@bug("a reject is accepted after the quorum", 20, called=True)
+def late_reject() -> Iterator[None]:
+    with _delivering(lambda self, sent: replace(sent, slot=None) if sent.name == inbox.ANSWER else sent):
+        yield
+
+
+@bug("a message is counted once in each log of a run, and not in all", 20, called=True)
+def taken_by_both() -> Iterator[None]:
+    with patch.object(Runs, "_chain", lambda self, run: [run]):
         yield

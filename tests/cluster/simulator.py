@@ -117,7 +117,10 @@ def drawn_plan(
         latency_us=chance.choice((0, 300, 3_000)), timeout_us=chance.choice((2_000_000, 10_000_000, 40_000_000)),
         lost_effects=chance.choice((0.0, 0.0, 0.1)), is_called=called,
     )  # fmt: skip
-    faults = _faults(chance, plan, chance.randint(0, 6 + 4 * count))
+    if called:  # callers are the work
+        latency = chance.choice((300, 3_000, 30_000))
+        plan = replace(plan, workers=min(count, 3), runs=2, events=2, minutes=minutes or 2.0, latency_us=latency)
+    faults = _faults(chance, plan, chance.randint(0, 6 + 4 * plan.workers))
     if failover:
         faults.append(Fault(chance.uniform(length * 6, length * 54), "failover", "the store", chance.uniform(0.0, 3.0)))
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))

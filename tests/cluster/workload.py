@@ -25,7 +25,7 @@ Program = list[Op]
 ARRIVES_SECONDS_MAX: Final = 4.5
 """How long a request to the external system is on its way: less than the grace for which a new holder waits."""
 
-POLLS: Final = 20
+POLLS: Final = 40
 """How many logs a poller has."""
 
 THINKS_SECONDS: Final = 15.0
@@ -169,6 +169,12 @@ async def give_back(label: str, key: killick.Key = killick.KEY) -> str:
     return await act("book", label, key)
 
 
+@killick.tool(name="cluster_poll", effect="reads")
+async def polled(number: int) -> int:
+    await asyncio.sleep(here().chance.choice((0, 0, 0.01, 1.0)))
+    return number
+
+
 @killick.agent(name="cluster_box")
 async def box(run: killick.Run, state: list[int]) -> int:
     """Performs orders, and renews after each one or two, until it has performed all that will come."""
@@ -185,12 +191,12 @@ async def box(run: killick.Run, state: list[int]) -> int:
 async def customer(run: killick.Run, boxes: list[str]) -> None:
     for number, to in enumerate(boxes):
         await run.send(to, "order", f"{run.id}/{number}")
-        await run.call(look, f"{number}")
+        await run.call(polled, number)
 
 
 @killick.agent(name="cluster_poller")
 async def poller(run: killick.Run, number: int) -> int:
-    await run.call(look, f"{number}")
+    await run.call(polled, number)
     if number >= POLLS:
         return number
     return await run.renew(number + 1)
