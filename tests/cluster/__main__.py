@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--fleet", action="store_true", help="200 workers with little work for two hours")
     parser.add_argument("--failover", action="store_true", help="the store fails over to a replica that is behind")
     parser.add_argument("--called", action="store_true", help="runs renew while callers send, command and vote")
+    parser.add_argument("--leaps", action="store_true", help="wall clocks are wrong for a moment, by hours or years")
     parser.add_argument("--whole", action="store_true", help="do not shrink a story that breaks")
     asked = parser.parse_args()
     began, hours, cpu, told = time.monotonic(), 0.0, 0.0, 0

@@ -13,8 +13,9 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 import killick
-from cluster.fibers import hub
+from cluster.fibers import here, hub
 from killick.archive.export import export
+from killick.engine.renewals import latest
 from killick.errors import AnswerRefused, KillickError, RunUnknown, StoreError
 from killick.log import Log
 from killick.store import MemoryStore
@@ -179,6 +180,11 @@ class Callers:
             "answer", wait.run, verb, lambda by: self.kd.answer(wait, verb, by=by), step=wait.step,
             digest=wait.digest, need=wait.need,
         )  # fmt: skip
+
+
+def outrun(log: Log, run: str) -> str:
+    """The last renewal of a run, as a caller knows it: as often as not the run was renewed after the caller looked."""
+    return run if here().chance.random() < 0.5 else latest(log, run)
 
 
 # the end --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Final
 
 from cluster import fibers, workload
-from cluster.callers import NOTHING, drawn_callers, lost
+from cluster.callers import NOTHING, drawn_callers, lost, outrun
 from cluster.fibers import Hub, Process, ProcessClock
 from cluster.invariants import Books, Broken, Invariants
 from cluster.network import Network, Remote
@@ -36,16 +36,27 @@ THREADED: Final = [
     "killick.engine.engine", "killick.engine.steps.attempt",
     "killick.client.answers", "killick.client.external_runs",
 ]  # fmt: skip
+RESOLVING: Final = (
+    "killick.engine.control.commands:latest", "killick.engine.steps.children:latest", "killick.engine.renewals:latest",
+)  # fmt: skip
+"""Where a caller looks up the last renewal of a run, before it delivers something to it."""
+
 TIMED: Final = ["killick.log.group_commit", "killick.engine.control.commands", "killick.client.time_travel"]
 
 CALM_SECONDS_MAX: Final = 2_400
 """Once the network is calm, every run ends within this time: back-off, wrong clocks, then its own waits."""
+
+SILENT_SECONDS_MAX: Final = 2_400
+"""No trigger of a story is due less often, and no clock is wrong by more for good."""
 
 DUE_SECONDS_MAX: Final = 60.0
 """Once the network is calm, no due run waits longer than this, a poll, and the most that a clock is wrong."""
 
 QUIET_SECONDS: Final = 400
 """Longer than any back-off, sleep or retry: a cluster in which nothing moves for so long has come to rest."""
+
+LEAPS: Final = (3_600.0, -3_600.0, 315_360_000.0)
+"""By how many seconds a wall clock is wrong for a moment."""
 
 Due = dict[tuple[str, int], int]
 
@@ -72,6 +83,7 @@ class Fault:
             "flaky": f"loses {self.amount:.0%} of requests and answers for {self.seconds:.1f} s",
             "stall": f"has a connection that hangs for {self.seconds:.1f} s",
             "clock": f"has a wall clock that jumps by {self.amount:+.1f} s",
+            "leap": f"has a wall clock that is wrong by {self.amount:+.0f} s for {self.seconds:.1f} s",
             "bells": f"hears no bells for {self.seconds:.1f} s",
             "upgrade": f"is drained and comes back with version 2 after {self.seconds:.1f} s",
             "failover": f"fails over to a replica that is {self.seconds:.3f} s behind",
@@ -105,7 +117,13 @@ class Plan:
 
 
 def drawn_plan(
-    seed: int, *, workers: int | None = None, minutes: float | None = None, failover: bool = False, called: bool = False
+    seed: int,
+    *,
+    workers: int | None = None,
+    minutes: float | None = None,
+    failover: bool = False,
+    called: bool = False,
+    leaps: bool = False,
 ) -> Plan:
     """The plan of a seed. A story is small, so that a machine tells many of them."""
     chance = Random(f"plan {seed}")
@@ -123,6 +141,18 @@ def drawn_plan(
     faults = _faults(chance, plan, chance.randint(0, 6 + 4 * plan.workers))
     if failover:
         faults.append(Fault(chance.uniform(length * 6, length * 54), "failover", "the store", chance.uniform(0.0, 3.0)))
+    if leaps:
+        names = ["people", *(f"w{number}" for number in range(plan.workers))]
+        faults += [
+            Fault(
+                chance.uniform(0, length * 60),
+                "leap",
+                chance.choice(names),
+                chance.uniform(0.5, 5),
+                chance.choice(LEAPS),
+            )
+            for _ in range(3)
+        ]
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
@@ -193,7 +223,7 @@ class Story:
     def tell(self) -> Told:
         """Tells the story to its end. Raises the first invariant that does not hold."""
         began, plan = time.process_time(), self.plan
-        with _quiet(), fibers.virtual_time(plan.seed, THREADED, TIMED, **_substitutes(plan.seed)) as hub:
+        with _quiet(), fibers.virtual_time(plan.seed, THREADED, TIMED, **_substitutes(plan)) as hub:
             invariants = Invariants(hub.fail)
             books = Books(invariants)
             self.world = workload.World(books, Random(f"world {plan.seed}"), lost_answers=plan.lost_effects)
@@ -325,6 +355,9 @@ class Story:
                     member.paused_until_us = max(member.paused_until_us, hub.now_us + over_us)
                 case "clock":
                     member.clock.skew_us += round(fault.amount * 1e6)
+                case "leap":
+                    member.clock.skew_us += round(fault.amount * 1e6)
+                    hub.at(hub.now_us + over_us, partial(self._leap_back, name, fault.amount), first=True)
                 case "stall":
                     link.stalled_until_us = max(link.stalled_until_us, hub.now_us + over_us)
                 case "upgrade":
@@ -338,6 +371,9 @@ class Story:
                     worst = tuple(map(max, before, lost[fault.kind]))
                     link.lost_requests, link.lost_answers, link.lost_bells = worst
                     hub.at(hub.now_us + over_us, partial(self._mend, name), first=True)
+
+    def _leap_back(self, name: str, amount: float) -> None:
+        self._members[name].clock.skew_us -= round(amount * 1e6)
 
     def _mend(self, name: str) -> None:
         """The end of one fault of a connection ends all of them."""
@@ -391,6 +427,10 @@ class Story:
         for told in [] if self._people is None or lost_some else lost(self._people.callers.calls, store, log):
             invariants.broken("every call that was accepted is on record", told)
         for row in rows.values():
+            silent_us = (row.wake_at_us or 0) - fibers.START_US - self.network.hub.now_us
+            if row.agent.startswith("killick.trigger") and silent_us > SILENT_SECONDS_MAX * 10**6:
+                told = f"{row.run} is next due in {silent_us / 3.6e9:.1f} hours"
+                invariants.broken("a clock that was wrong for a moment silences no trigger", told)
             if row.status not in ENDED:
                 told = (
                     f"{row.run} is {row.status} {CALM_SECONDS_MAX} s after the last fault; {store.head(row.run)}; {row}"
@@ -427,9 +467,10 @@ class Story:
             invariants.broken("every event reaches the hook", f"not told: {sorted(missed)}")
 
 
-def _substitutes(seed: int) -> dict[str, Any]:
-    salts = Random(f"salt {seed}")
-    return {
+def _substitutes(plan: Plan) -> dict[str, Any]:
+    salts = Random(f"salt {plan.seed}")
+    late = dict.fromkeys(RESOLVING, outrun) if plan.is_called else {}
+    return late | {
         "killick.log.group_commit:SystemClock": fibers.CallerClock,
         "killick.log.group_commit:_IDLE_ROUNDS": 4,  # polls of an idle thread and of an idle hook: fewer, to save time
         "killick.workers.hooks:LOOK_SECONDS": 10.0,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,8 @@ OBEYED: Final = {
     "set": "context.changed", "prioritize": "run.prioritized",
 }  # fmt: skip
 """The event that carries out a command."""
+
+_OVER: Final = re.compile(r"the run is over \((\w+)\)")
 
 ENDS: Final = ("run.completed", "run.failed", "run.cancelled", "run.renewed")
 ENCRYPTED: Final = "$encrypted"
@@ -292,6 +295,11 @@ class _Judge:
             return found
         if call.outcome == "refused" and found.found == "obeyed":
             return Verdict(call, "contradicted", f"refused with {call.said}, and {found.why}")
+        if call.outcome == "refused" and (said := _OVER.search(call.said)) is not None:
+            chain = self._record.chain(call.run)
+            end = chain[-1].end if chain else None
+            if chain and (end is None or end.kind != f"run.{said[1]}"):
+                return Verdict(call, "contradicted", f"refused with {call.said}, and the run is {_last(chain)}")
         return Verdict(call, "doubled", found.why) if found.found == "doubled" else Verdict(call, "")
 
     def _message(self, call: Call) -> Verdict:

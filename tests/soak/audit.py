@@ -122,7 +122,7 @@ def prepare(scene: Scene, runs: int) -> None:
 def calm(scene: Scene) -> None:
     """One worker that nothing happens to: paused runs go on and questions are answered, until nothing moves."""
     callers.begin(scene)
-    worker = fork(lambda: callers.work(scene._replace(looks=False), 1), scene.folder / "errors")
+    worker = fork(lambda: callers.work(scene._replace(looks_seconds=0.0), 1), scene.folder / "errors")
     try:
         with contextlib.closing(Caller(scene, 1)) as caller:
             for still in (_silent, _moving, _unheard):
@@ -357,6 +357,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=0, help="that a story begins with")
     parser.add_argument("--jumps", action="store_true", help="wall clocks jump, there and back")
     parser.add_argument("--one-name", action="store_true", help="every process knows the store by the same name")
+    parser.add_argument("--looks", type=float, default=0.5, help="seconds between looks at health, doctor and ps")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -371,7 +372,7 @@ def main() -> int:
                 folder = Path(tempfile.mkdtemp(prefix=f"audit-{seed}-"))
                 scene = Scene(
                     folder, url(folder, seed), seed, store == "encrypted", jumps=asked.jumps,
-                    is_renamed=not asked.one_name,
+                    is_renamed=not asked.one_name, looks_seconds=asked.looks,
                 )  # fmt: skip
                 found = tell(scene, seconds=asked.story_seconds, every_seconds=asked.every_seconds, runs=asked.runs)
                 total.update({"stories": 1, **found["counts"]})

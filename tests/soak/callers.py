@@ -48,8 +48,8 @@ class Scene(NamedTuple):
     """Whether wall clocks jump, there and back."""
     is_renamed: bool = True
     """Whether processes know the store by different names."""
-    looks: bool = True
-    """Whether workers look at the store's health all the time."""
+    looks_seconds: float = 0.5
+    """How often each worker looks at the store's health, or 0."""
 
     @property
     def is_file(self) -> bool:
@@ -217,7 +217,7 @@ def work(scene: Scene, seed: int) -> None:
         kd = opened(scene, chance)
         worker = kd.worker(concurrency=6, lease_seconds=LEASE_SECONDS)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
-        if scene.looks:
+        if scene.looks_seconds:
             threading.Thread(target=look_on, args=(scene, kd, over), daemon=True).start()
         try:
             await worker.serve()
@@ -237,7 +237,7 @@ def look_on(scene: Scene, kd: killick.Client, over: threading.Event) -> None:
 
     web = TestClient(asgi(kd), base_url="http://localhost")
     commands = (["store", "doctor"], ["ps"], ["ps", "--json"])
-    while not over.wait(0.15):
+    while not over.wait(scene.looks_seconds):
         with contextlib.suppress(KillickError, OSError):
             web.get("/health")
         if not scene.is_file:

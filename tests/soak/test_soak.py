@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from seeds import draw_seed
+from soak.acknowledgements import Book, Entries, Record, judge, read_book
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +76,120 @@ def test_random_stories_over_the_whole_surface_agree_with_the_books_of_the_far_s
             capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TESTS)}, check=False,
         )  # fmt: skip
         assert told.returncode == 0, f"seed {seed}: {told.stdout[-6_000:]}{told.stderr[-2_000:]}"
+
+
+def audited(store: str, *words: str, seed: int) -> dict[str, Any]:
+    """One story of callers, and its book held against the record."""
+    done = subprocess.run(
+        [sys.executable, "-m", "soak.audit", store, "--stories", "1", "--seed", str(seed), "--json", *words],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TESTS)}, check=False,
+    )  # fmt: skip
+    assert done.stdout, f"seed {seed}: {done.stderr[-6_000:]}"
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[0])
+    assert found["wrong"] == [], f"seed {seed}: {'; '.join(found['wrong'][:10])}"
+    return found["counts"]
+
+
+@pytest.mark.parametrize("store", ["sqlite", "encrypted", "postgres"])
+def test_every_call_that_a_store_accepted_is_on_record_whoever_is_killed(store: str) -> None:
+    counts = audited(store, "--story-seconds", "5", seed=draw_seed())
+    assert counts["kills"] >= 1, counts
+    assert counts["message obeyed"] >= 1, counts
+
+
+def test_who_looks_at_health_doctor_and_ps_all_the_time_loses_nothing() -> None:
+    """Each worker looks, in the process that holds the store, and one is killed each second. `--runs 300` is longer."""
+    counts = audited(
+        "sqlite", "--runs", "60", "--story-seconds", "6", "--every-seconds", "1", "--looks", "0.1", seed=draw_seed()
+    )  # fmt: skip
+    assert counts["start obeyed"] >= 60, counts
+
+
+# the judge ------------------------------------------------------------------------------------------
+
+
+def record(*logs: list[dict[str, Any]]) -> Record:
+    return Record([b"\n".join(json.dumps(line).encode() for line in log) for log in logs])
+
+
+def log(run: str, *kinds: str | dict[str, Any], messages: tuple[dict[str, Any], ...] = ()) -> list[dict[str, Any]]:
+    """The export of a run with these events and messages."""
+    events = [{"kind": kind} if isinstance(kind, str) else kind for kind in kinds]
+    return [
+        {"is": "killick.run", "run": run},
+        *({"is": "event", "run": run, "seq": seq, "body": body} for seq, body in enumerate(events, 1)),
+        *({"is": "message", "run": run, "number": at, **each} for at, each in enumerate(messages, 1)),
+    ]
+
+
+def entries(tmp_path: Path, *calls: tuple[str, str, str, dict[str, Any]]) -> Entries:
+    """A book in which each of these calls was accepted, in this order."""
+    book = Book(tmp_path / "book")
+    for kind, run, verb, more in calls:
+        book.answer(book.ask(kind, run, verb, **more), "accepted")
+    book.close()
+    return read_book(tmp_path / "book")
+
+
+SEND = ("message", "box", "send", {"id": "m"})
+MESSAGE = {"id": "m", "name": "order", "at": 1, "body": "it"}
+TAKEN = {"kind": "wait.closed", "step": "1", "how": "answered", "message": 1}
+
+
+@pytest.mark.parametrize(
+    ("found", "logs"),
+    [
+        ("obeyed", [log("box", TAKEN, messages=(MESSAGE,))]),
+        ("pending", [log("box", "run.taken", messages=(MESSAGE,))]),
+        ("unread", [log("box", "run.completed", messages=(MESSAGE,))]),
+        ("lost", [log("box", "run.taken")]),
+        ("lost", [log("box", "run.renewed", messages=(MESSAGE,)), log("box+2", "run.started")]),
+        ("obeyed", [log("box", "run.renewed", messages=(MESSAGE,)), log("box+2", TAKEN, messages=(MESSAGE,))]),
+        ("doubled", [log("box", TAKEN, messages=(MESSAGE,)), log("box+2", TAKEN, messages=(MESSAGE,))]),
+    ],
+)
+def test_a_message_is_obeyed_once_pending_unread_or_lost(
+    tmp_path: Path, found: str, logs: list[list[dict[str, Any]]]
+) -> None:
+    [verdict] = judge(entries(tmp_path, SEND), record(*logs)).verdicts
+    assert verdict.found == found
+
+
+def test_what_was_accepted_after_its_caller_saw_the_end_is_lost(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book")
+    book.answer(book.ask("look", "box", "look"), "accepted", "'ended'")
+    book.answer(book.ask("message", "box", "send", id="m"), "accepted")
+    found = judge(read_book(tmp_path / "book"), record(log("box", "run.completed", messages=(MESSAGE,))))
+    assert found.counts["message lost"] == 1
+
+
+def test_a_command_without_an_event_or_a_message_is_lost_and_one_that_was_refused_on_record_is_not(
+    tmp_path: Path,
+) -> None:
+    made = entries(tmp_path, ("command", "box", "pause", {}))
+    by = made.calls[0].ticket
+    refused = {"kind": "note.made", "by": "killick"}
+    noted = log("box", refused)
+    noted[1]["data"] = {"note": f"{by} wanted to pause: it is over"}
+    for logs, found in (
+        (log("box", {"kind": "run.paused", "by": by}), "obeyed"), (noted, "refused"),
+        (log("box", "run.paused"), "lost"),
+    ):  # fmt: skip
+        assert judge(made, record(logs)).counts[f"command {found}"] == 1, found
+
+
+def test_a_cancel_that_a_renewed_log_recorded_is_lost(tmp_path: Path) -> None:
+    made = entries(tmp_path, ("command", "box", "cancel", {}))
+    event = {"kind": "cancel.requested", "by": made.calls[0].ticket}
+    assert judge(made, record(log("box", event, "run.renewed"), log("box+2", "run.started"))).wrong
+
+
+def test_of_the_answers_to_one_question_no_more_are_accepted_than_it_takes(tmp_path: Path) -> None:
+    question = {"step": "1", "digest": "d", "need": 2}
+    made = entries(tmp_path, *(("answer", "pay", verb, question) for verb in ("approve", "approve", "reject")))
+    ann, bob, cyd = (call.ticket for call in made.calls)
+    messages = tuple({"id": by, "name": "killick.vote", "at": 1, "by": by, "body": {}} for by in (ann, bob, cyd))
+    closed = {"kind": "wait.closed", "step": "1", "how": "answered", "by": bob, "message": 2}
+    paid = record(log("pay", {"kind": "wait.voted", "step": "1", "by": ann, "message": 1}, closed, messages=messages))
+    wrong = judge(made, paid).wrong
+    assert [cyd in each for each in wrong] == [True], wrong
