@@ -68,6 +68,18 @@ def test_after_a_failover_that_lost_commits_every_log_is_whole_and_every_run_end
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(repeats(4, 12)))
+def test_every_call_that_the_store_accepted_is_on_record_though_runs_renew_and_people_vote_at_once(seed: int) -> None:
+    assert trace_of(str(seed), "--called")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(repeats(3, 12)))
+def test_a_clock_that_is_wrong_for_a_moment_silences_no_trigger_and_holds_up_no_run(seed: int) -> None:
+    assert trace_of(str(seed), "--leaps")
+
+
+@pytest.mark.slow
 def test_a_seed_tells_the_same_story_in_another_process_with_other_string_hashes() -> None:
     assert trace_of("4", hash_seed="1") == trace_of("4", hash_seed="2")
 

@@ -98,11 +98,25 @@ def test_every_call_that_a_store_accepted_is_on_record_whoever_is_killed(store: 
 
 
 def test_who_looks_at_health_doctor_and_ps_all_the_time_loses_nothing() -> None:
-    """Each worker looks, in the process that holds the store, and one is killed each second. `--runs 300` is longer."""
+    """Each worker looks, in the process that holds the store, and one is killed each second."""
     counts = audited(
         "sqlite", "--runs", "60", "--story-seconds", "6", "--every-seconds", "1", "--looks", "0.1", seed=draw_seed()
     )  # fmt: skip
     assert counts["start obeyed"] >= 60, counts
+
+
+@pytest.mark.far
+@pytest.mark.parametrize("store", ["sqlite", "encrypted", "postgres", "redis"])
+def test_after_a_thousand_kills_every_call_that_a_store_accepted_is_on_record(store: str) -> None:
+    counts = audited(store, "--story-seconds", "450", "--every-seconds", "0.3", seed=draw_seed())
+    assert counts["kills"] >= 1_000, counts
+
+
+@pytest.mark.far
+def test_beside_three_hundred_runs_whoever_looks_at_the_store_all_the_time_loses_nothing() -> None:
+    looks = ("--runs", "300", "--story-seconds", "120", "--every-seconds", "1", "--looks", "0.1")
+    counts = audited("sqlite", *looks, seed=draw_seed())
+    assert counts["start obeyed"] >= 300, counts
 
 
 # the judge ------------------------------------------------------------------------------------------
