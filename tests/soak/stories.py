@@ -51,6 +51,10 @@ MORE_OPS: Final = (*OPS, "late", "once_late", "limited", "model", "propose", "bo
 MORE_FROM: Final = 10_000
 """The seed of the first story with more ops: those before found bugs, and stay as they are."""
 
+RENEW_FROM: Final = 20_000
+"""The seed of the first story in which runs renew, up to so many times:"""
+RENEWALS_MAX: Final = 2
+
 FOLDER: Final = {"path": Path()}
 SEED: Final = {"seed": 0}
 STORE: Final = {"store": "sqlite"}
@@ -234,7 +238,12 @@ def plan(number: int, depth: int) -> list[tuple[str, str]]:
 
 @killick.agent(name="story", on_failure="compensate")
 async def story(run: killick.Run, told: list[int]) -> list[int]:
-    return await follow(run, told)
+    receipts = await follow(run, told)
+    number, depth, *logs = told
+    past = logs[0] if logs else 0
+    if SEED["seed"] >= RENEW_FROM and depth == 0 and past < RENEWALS_MAX and draw(SEED["seed"], "renew", number) < 0.5:
+        return await run.renew([number, depth, past + 1])
+    return receipts
 
 
 AGENTS: Final = {"story": story}
@@ -252,7 +261,7 @@ async def follow_with_files(run: killick.Run, told: list[int]) -> list[int]:
 
 async def follow(run: killick.Run, told: list[int], *, files: bool = False) -> list[int]:
     """Follow a plan; return the receipts."""
-    number, depth = told
+    number, depth, *_ = told
     receipts: list[int] = []
     for op, what in plan(number, depth):
         if files:
@@ -581,7 +590,9 @@ def judged(counts: Counter[str]) -> Iterator[str]:
                 continue
             if row.status == "completed":
                 yield from _lines(row.id, state.fold, _ledger(kd, row.id))
-                yield from _receipts(row.id, state.data(state.fold.facts.ended)["result"], what_of)
+                ended = state.data(state.fold.facts.ended)
+                if "result" in ended:  # one that was renewed has none
+                    yield from _receipts(row.id, ended["result"], what_of)
             elif row.status == "failed":
                 failure = state.data(state.fold.facts.ended)["failure"]
                 counts[f"failed: {json.dumps(failure)[:120]}"] += 1
