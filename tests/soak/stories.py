@@ -55,8 +55,9 @@ RENEW_FROM: Final = 20_000
 """The seed of the first story in which runs renew, up to so many times:"""
 RENEWALS_MAX: Final = 2
 
-FOLDER: Final = {"path": Path()}
-SEED: Final = {"seed": 0}
+# A run that crashed its process is tried alone, in a process that imports this anew.
+FOLDER: Final = {"path": Path(os.environ.get("STORY_FOLDER", ""))}
+SEED: Final = {"seed": int(os.environ.get("STORY_SEED", 0))}
 STORE: Final = {"store": "sqlite"}
 LOCAL: Final = ("sqlite", "encrypted")
 KEY: Final = bytes(range(32))
@@ -356,6 +357,7 @@ class _Lines(logging.Handler):
 
 
 def _begin() -> None:
+    os.environ.update(STORY_FOLDER=str(FOLDER["path"]), STORY_SEED=str(SEED["seed"]))
     crash_loop.BACKOFF_SECONDS = (0.05, 0.3)  # type: ignore[misc]
     logger = logging.getLogger("killick")
     logger.setLevel(logging.INFO)
