@@ -382,8 +382,7 @@ class Executor:
                 if ex.busy:
                     continue  # a guest came
                 sits = sit_out and any(
-                    waiter.waits_for in ("time", "delay") or waits.in_doubt(ex, waiter)
-                    for waiter in ex.waiters.values()
+                    w.waits_for in ("time", "delay") or waits.in_doubt(ex, w) for w in ex.waiters.values()
                 )
                 parks = wake is None or (wake > ex.now_us() and not sits)
                 if parks and not self._children.may_wake(ex):

@@ -517,13 +517,10 @@ class RunLog:
             more["index"] = self._index()
             if birth is not None or may_change(numbered):
                 self._write_slots(more, is_new=birth is not None)
-            tells = list[OutboxRow]()
-            for seq, event in numbered:
-                if type(event) in OUTBOX_EVENTS:
-                    tells.append(OutboxRow(seq, str(event.__struct_config__.tag)))
-                    rewound = rewound or isinstance(event, RunRewound)
-            if tells:
-                more["outbox"] = tuple(tells)
+            known = [(seq, event) for seq, event in numbered if type(event) in OUTBOX_EVENTS]
+            rewound = any(isinstance(event, RunRewound) for _, event in known)
+            if known:
+                more["outbox"] = tuple(OutboxRow(seq, str(event.__struct_config__.tag)) for seq, event in known)
         # One event earlier after a step, rather than in the next one: the steps after it are folded together then.
         due = self._snapshot_every - (bool(numbered) and type(numbered[-1][1]) is AttemptEnded)
         if rewound or self.seq - self._snapshot_at >= due:

@@ -32,6 +32,7 @@ from killick.workers.background import TaskControl
 from killick.workers.code_versions import resume_diverged
 from killick.workers.own_process import OwnProcess
 from killick.workers.stale_leases import STALE_SECONDS, StaleLeases
+from killick.workers.transitions import log_error, log_outcome, log_transition
 from killick.workers.verification import BackgroundVerification
 
 logger: Final = get_logger("killick.worker")
@@ -193,7 +194,7 @@ class Worker:
         try:
             await asyncio.to_thread(verification.look)
         except Exception as error:
-            _log_error("verification", error, worker=self.name)
+            log_error("verification", error, worker=self.name)
 
     def drain(self) -> None:
         """Claims no more runs; each run finishes its step, then is released to other workers."""
@@ -314,7 +315,7 @@ class Worker:
             # fewer: a full disk may stay full for hours.
             times = self._store_errors = self._store_errors + 1
             if times.bit_count() == 1:
-                _log_error("store", error, worker=self.name, times=times)
+                log_error("store", error, worker=self.name, times=times)
             await asyncio.sleep(min(_CALM_SECONDS * 2 ** min(self._store_errors, 16), _BACKOFF_SECONDS_MAX))
             return False
         self._store_errors = 0
@@ -431,7 +432,7 @@ class Worker:
                 return
             self._refusals.pop(row.run, None)
             if advanced is not None:
-                _log_outcome(row.agent, advanced)
+                log_outcome(row.agent, advanced)
                 if advanced.doubt_seconds > 0:
                     self._doubts[row.run] = self._runtime.clock.monotonic() + advanced.doubt_seconds
                 until, now = advanced.wake_at_us, self._runtime.clock.now_us()
@@ -465,7 +466,7 @@ class Worker:
         times = min(times + 1, 16) if done == before else 1
         seconds = min(least * 2 ** (times - 1), most)
         self._refusals[run] = done, times, self._runtime.clock.monotonic() + seconds
-        _log_error("interrupted", error, run=run, agent=claimed.row.agent, again_in_seconds=seconds)
+        log_error("interrupted", error, run=run, agent=claimed.row.agent, again_in_seconds=seconds)
         self._runtime.engine.release(run, claimed.head.epoch, left=True)
 
     async def _defer(self, head: Head, seconds: float, *, left: bool) -> None:
@@ -540,7 +541,7 @@ class Worker:
             except (EpochStale, HandleClosed, LeaseLost) as error:
                 log_transition("lost", level=logging.WARNING, run=head.run, error=str(error))
             except Exception as error:
-                _log_error("interrupted", error, run=head.run)
+                log_error("interrupted", error, run=head.run)
                 await control.rest(_REST_SECONDS[0])
             finally:
                 runtime.engine.leases.drop(lease)
@@ -587,40 +588,7 @@ def _refuse_odd(concurrency: int, per_agent: Mapping[str, int], lease_seconds: f
         raise KillickError(f"lease_seconds={lease_seconds!r}; a worker's leases must expire, give a number of seconds")
 
 
-# logging ------------------------------------------------------------------------------------------
-
-
-def log_transition(what: str, *, level: int = logging.INFO, exc_info: Any = None, **fields: Any) -> None:
-    """Logs one line per transition, for people and for machines."""
-    text = " ".join(f"{name}={value}" for name, value in fields.items())
-    logger.log(level, "%s %s", what, text, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
-
-
 def _reindex(scrub: IndexScrub) -> None:
     """Rebuilds index entries that are lost or damaged: a worker never claims such a run."""
     for run in scrub.scrub():
         log_transition("reindexed", level=logging.WARNING, run=run, because="its index entry was lost or damaged")
-
-
-def _log_error(what: str, error: Exception, **fields: Any) -> None:
-    """Logs an error, with its traceback if it may be a bug."""
-    unknown = None if isinstance(error, KillickError) else error
-    text = str(error) or type(error).__name__
-    log_transition(what, level=logging.WARNING, **fields, error=text, exc_info=unknown)
-
-
-def _log_outcome(agent: str, advanced: RunOutcome) -> None:
-    fields: dict[str, Any] = {"run": advanced.run, "agent": agent}
-    if advanced.left:
-        log_transition("left", **fields)
-    elif advanced.renewed_as is not None:
-        log_transition("renewed", **fields, renewed_as=advanced.renewed_as)
-    elif advanced.status == "failed":
-        log_transition("failed", level=logging.WARNING, **fields, step=advanced.step, failure=str(advanced.failure))
-    elif advanced.diverged is not None:
-        step, recorded, found, _ = advanced.diverged
-        log_transition("diverged", level=logging.WARNING, **fields, step=step, recorded=recorded, found=found)
-    else:
-        if not advanced.has_ended and advanced.wake_at_us is not None:
-            fields["wake_at_us"] = advanced.wake_at_us
-        log_transition(advanced.status, **fields)
