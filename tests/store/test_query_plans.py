@@ -19,7 +19,7 @@ SQLITE_WALKS: Final = {
     "sweep", "lanes", "counts", "strays", "log_pieces", "count_heads", "stale_index_positions", "sweep_full",
     "all_heads", "all_messages", "all_claims", "all_slots", "all_displaced", "all_pieces", "all_terms",
     "all_index_positions", "clear_uses", "clear_runs", "clear_tags", "clear_snapshots", "clear_outbox",
-    "clear_quarantine",
+    "clear_quarantine", "known_runs", "keep_pieces",
     # of the search index, to drop the terms of up to 500 runs: an index by run would double it
     "drop_terms",
     # of an index, up to its first entry
@@ -38,7 +38,8 @@ def sqlite_queries() -> Iterator[tuple[str, str]]:
     """Yields each complete query with its name; a listing once for each source."""
     texts = vars(queries("sqlite"))
     for name, text in texts.items():
-        if name in SOURCES or text.startswith("AND ") or "{table}" in text:  # around damage: reads all of a table
+        rebuilds = re.search(r"{(table|fresh|columns)}|sqlite_schema", text) is not None
+        if name in SOURCES or text.startswith("AND ") or rebuilds:
             continue
         for source, condition in SOURCES.items() if "{source}" in text else [("", "")]:
             parts = {"source": texts.get(source, ""), "conditions": condition, "agents": "", "numbers": "?"}
