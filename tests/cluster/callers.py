@@ -137,7 +137,11 @@ class Callers:
 
     async def _order(self, run: str, at: float) -> None:
         await asyncio.sleep(at)
-        await self.enter("message", run, "send", lambda name: self.kd.send(run, "order", f"{run}/{name}", id=name))
+        name = f"{run}-{len(self.calls)}"
+        for _ in range(self._chance.choice((1, 2))):  # one that is sent again counts once, though the run was renewed
+            send = partial(self.kd.send, run, "order", name, id=name)
+            await self.enter("message", run, "send", lambda _, send=send: send(), id=name)
+            await asyncio.sleep(self._chance.uniform(0, 5))
 
     async def _poller(self, run: str, commands: list[tuple[float, str]]) -> None:
         await self._started(0, self._agents["poller"], 1, run)
