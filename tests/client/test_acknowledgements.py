@@ -445,3 +445,16 @@ def test_slots_are_what_the_fold_says_after_every_kind_of_change(clients: Client
     kd.send("box", "order", "second")
     work(kd)
     assert verify(kd.runtime.log).problems == []
+
+
+def test_r37_a_renewed_run_is_resumed_by_its_first_id(clients: Clients) -> None:
+    kd = clients()
+    kd.start(box, 1, id="box")
+    work(kd)
+    kd.send("box", "order", "first")
+    work(kd)
+    kd.pause("box", by="ann")
+    kd.resume("box", by="ann")
+    kd.send("box", "order", "second")
+    work(kd)
+    assert DONE == ["first", "second"]

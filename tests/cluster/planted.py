@@ -14,10 +14,10 @@ from killick.engine.control import inbox
 from killick.engine.effects import reconcile
 from killick.engine.steps import permits
 from killick.log.writer import RunLog
-from killick.model.slots import ENDED_SLOT
 from killick.store import MemoryStore
 from killick.store.memory_runs import Runs, StoredRun
 from killick.store.records import Append, Delivered, Delivery, Head, Message
+from killick.store.slots import ENDED_SLOT
 from killick.workers.trigger_runner import _LeasedTrigger
 from killick.workers.worker import Worker
 

@@ -231,7 +231,7 @@ async def test_draining_finishes_the_step_and_leaves_the_rest_to_others(kd: kill
     serving = asyncio.ensure_future(worker.serve())
     await until(lambda: gate.calls == ["first"])
     worker.drain()
-    await asyncio.sleep(0.05)
+    await until(lambda: kd.runtime.executor()._live["two"].signal is not None)
     assert not serving.done(), "the step is still open"
     gate.open.set()
     await serving

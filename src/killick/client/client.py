@@ -16,6 +16,7 @@ from killick.client.start import AnyHandle, create_run, named, run_method, run_t
 from killick.clock import Clock
 from killick.definitions.agents import AnyAgent, read_contract
 from killick.encryption.store import decrypting
+from killick.engine import renewals
 from killick.engine.control.inbox import SAID, Verb
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
@@ -177,8 +178,10 @@ class AnyClient(Operations):
 
     @InThread
     def info(self, run: str) -> RunInfo:
-        """Returns the current state of a run, in short. Raises RunUnknown."""
-        return info(self.runtime.log, run)
+        """Returns the current state of a run, in short; of a renewed run that was pruned, that of its last renewal.
+        Raises RunUnknown."""
+        log = self.runtime.log
+        return info(log, run if log.store.head(run) is not None else renewals.latest(log, run))
 
     @InThread
     def state(self, run: str, at: int | None = None) -> State:

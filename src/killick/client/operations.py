@@ -121,13 +121,15 @@ def send_command(runtime: Runtime, run: str, by: str | None, *, awaits_holder: b
 
 def alive(runtime: Runtime, run: str, verb: str) -> str:
     """Returns the latest renewal of a run. Raises AnswerRefused if it has ended."""
-    run = renewals.latest(runtime.log, run)
-    row = runtime.store.index(run)
-    if row is None:
-        raise RunUnknown(run)
-    if row.status in ENDED:
-        raise AnswerRefused(run, f"the run is over ({row.status}); {verb} does nothing to it")
-    return run
+    while True:
+        run = renewals.latest(runtime.log, run)
+        row = runtime.store.index(run)
+        if row is None:
+            raise RunUnknown(run)
+        if row.status not in ENDED:
+            return run
+        if renewals.successor(runtime.log, run) is None:  # else it was renewed since it was looked up
+            raise AnswerRefused(run, f"the run is over ({row.status}); {verb} does nothing to it")
 
 
 def refuse_answer(log: Log, run: str, step: str, value: Any) -> None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from killick.client.answers import deliver
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
+from killick.engine import renewals
 from killick.engine.approval.contracts_in_force import Looked, judge_change
 from killick.engine.context import Context
 from killick.engine.control import inbox
@@ -252,13 +253,21 @@ def refuse_misfit(log: Log, run: str, changes: dict[str, Any]) -> None:
 
 
 def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -> str:
-    """Resumes a paused, failed or abandoned run. Returns the result in words."""
+    """Resumes a paused, failed or abandoned run, or its last renewal. Returns the result in words."""
+    while (done := _resumed(engine, renewals.latest(engine.log, run), by=by, because=because)) is None:
+        pass  # it was renewed since it was looked up
+    return done
+
+
+def _resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -> str | None:
     log = engine.log
     data = {"because": because} if because else None
     at = engine.clock.now_us()
     _await_pause(engine, run)
     with leased(log, run, engine.ids.new("command")) as handle:
         facts = handle.fold.facts
+        if facts.ended and facts.renewed_as is not None:
+            return None
         if facts.status in ("completed", "cancelled"):
             raise AnswerRefused(run, f"the run is over ({facts.status}); start another")
         is_held_back = facts.paused or facts.mend

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from killick.errors import EventBroken, EventUnknown
-from killick.log.derived import index_of
+from killick.log.derived import indexed_again
 from killick.log.log import Log
 from killick.log.paging import pages
 from killick.log.verify import erased_elsewhere, verify
@@ -37,6 +37,7 @@ class Restored(msgspec.Struct, frozen=True):
 
 def restore(log: Log, run: str, source: Source, *, dry_run: bool = False) -> Restored:
     """Fetches the damaged events and values of a run. Ends its quarantine when its log verifies then."""
+    log = log.unchecked()  # what is damaged is read here, and compared with what its chain names
     found = _Search(log, log.head(run), source)
     found.events()
     found.values()
@@ -48,7 +49,7 @@ def restore(log: Log, run: str, source: Source, *, dry_run: bool = False) -> Res
         holds = verify(log, run).holds
         if holds and log.store.quarantined(run) is not None:
             log.store.quarantine(run, None)
-            log.store.reindex(run, index_of(log.state(run).fold), at=log.head(run).seq)
+            indexed_again(log.store, run, log.state(run).fold, at=log.head(run).seq)
     return Restored(run, fetched, tuple(found.missing), holds)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from killick.model import events as e
@@ -10,11 +10,6 @@ from killick.model.facts import OWN_AGENTS, Facts
 from killick.store.slots import ALL_PLACES, ENDED_SLOT, NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 
 _OPENED: Final = ("answer", "settlement")
-
-_CHANGING: Final = (
-    e.RunStarted, e.RunForked, e.RunRewound, e.RunResumed, e.RunRenewed, e.RunCompleted, e.RunFailed, e.RunCancelled,
-    e.CancelRequested, e.WaitClosed,
-)  # fmt: skip
 
 
 def root_of(run: str) -> tuple[str, int]:
@@ -63,14 +58,6 @@ def slots_now(facts: Facts, waiting: Collection[str]) -> dict[str, Slot]:
         if taken and (name := of_wait(wait.step, wait.opened, 0).name) in found:
             found[name] = found[name].with_places(-taken)
     return found
-
-
-def may_change(events: Sequence[tuple[int, e.Event]]) -> bool:
-    """Whether the slots of a run may be other ones after these events."""
-    return any(
-        isinstance(event, _CHANGING) or (isinstance(event, e.WaitOpened) and event.waits_for in _OPENED)
-        for _, event in events
-    )
 
 
 def changed(before: dict[str, Slot], after: dict[str, Slot]) -> tuple[Slot, ...]:

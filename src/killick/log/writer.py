@@ -14,7 +14,7 @@ from killick.log.append_groups import Ticket
 from killick.log.derived import apply_events, events_of, index_of, snapshot_of
 from killick.log.encoding import NO_VALUES, STEP_EVENTS, packed, row_of
 from killick.log.group_commit import Committer, Tail, running_loop
-from killick.log.slots import changed, is_open, may_change, slots_of
+from killick.log.slots import changed, is_open, slots_of
 from killick.model.chunks import Blob
 from killick.model.cipher import Cipher
 from killick.model.event_codec import OUTBOX_EVENTS, chained
@@ -24,6 +24,7 @@ from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.store.protocol import Keys, Transaction
 from killick.store.records import (
+    ASKS,
     Append,
     CreateRun,
     Delivery,
@@ -515,7 +516,8 @@ class RunLog:
         rewound = False
         if not quiet or birth is not None:
             more["index"] = self._index()
-            if birth is not None or may_change(numbered):
+            asks = self._indexed is not None and ASKS in self._indexed.tags
+            if birth is not None or self._slots or asks or self._fold.facts.ended:
                 self._write_slots(more, is_new=birth is not None)
             known = [(seq, event) for seq, event in numbered if type(event) in OUTBOX_EVENTS]
             rewound = any(isinstance(event, RunRewound) for _, event in known)

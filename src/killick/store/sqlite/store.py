@@ -5,6 +5,7 @@ Owns the reads and writes of each transaction. Knows no event types.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -106,7 +107,8 @@ class SqliteStore(SqlReads):
         self._lane = 0  # of the run that this process claimed last
         self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
         try:
-            self._end_unproven_leases()
+            with contextlib.suppress(StoreBroken):  # a damaged index; `verify` rebuilds it
+                self._end_unproven_leases()
         except BaseException:
             self._file.close()
             raise
