@@ -83,7 +83,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "hook.dropped": {"position": 9, "run": "r", "seq": 5, "attempt": 8},
     "hook.moved": {"position": 1000},
     "store.sealed": {"number": 2, "size": 7, "root": "h", "key": "95a61858", "before": 2, "by": "ann"},
-    "store.verified": {"began": 1, "reached": 7, "runs": 7, "problems": 1, "done": True, "last": 3, "every": 60_000_000},
+    "store.verified": {"began": 1, "reached": 7, "runs": 7, "problems": 1, "done": True, "last": 3, "every": 6},
     "token.issued": {"id": "9k2m4x7q", "name": "ann", "scope": "operator", "hash": "h", "expires_at": 17, "by": "root"},
     "token.revoked": {"id": "9k2m4x7q", "by": "root"},
     "entry.kept": {"name": "1f0a", "labels": {"space": "inner"}},
