@@ -11,6 +11,8 @@ import pytest
 
 import killick
 from killick.clock import DOUBT_SECONDS, ClockWatch, LeapingClock, ManualClock, doubt_seconds
+from killick.errors import AlreadyAnswered
+from killick.log import verify
 from killick.model import events as e
 from killick.model import system_events
 from killick.store import MemoryStore
@@ -360,3 +362,23 @@ def test_a_clock_is_watched_by_what_it_and_monotonic_time_say() -> None:
     assert doubt_seconds(clock, begun - 1) == 0
     clock.set_wall(clock.now_us() - 5_000_000)
     assert (doubt_seconds(clock, begun), clock.watch.set_backs) == (DOUBT_SECONDS, 1)
+
+
+@killick.agent
+async def wrong_pays(run: killick.Run) -> str:
+    return (await run.ask("pay?", need=2, timeout="72h")).kind
+
+
+def test_a_question_that_begins_anew_keeps_its_votes_and_needs_no_more(place: Place) -> None:
+    place.jump(DECADE_US)
+    waiting(place, wrong_pays)
+    place.kd.answer("r", "approve", by="ann")
+    assert place.advance("r") == "waiting"
+    place.jump(-DECADE_US)
+    assert place.advance("r") == "waiting"
+    assert verify(place.kd.runtime.log).problems == []
+    [wait] = place.kd.inbox()
+    place.kd.answer(wait, "approve", by="bo")
+    with pytest.raises(AlreadyAnswered):
+        place.kd.answer(wait, "reject", by="cy")
+    assert place.advance("r") == "completed"

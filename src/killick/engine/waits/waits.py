@@ -244,11 +244,8 @@ def _begin_anew(ex: Execution, waiter: Waiter, now: int) -> None:
         ex.write_behind(Entry(e.StepDelayed(at=now, step=waiter.step, until=waiter.deadline, because=because)))
         return
     event, values = waiter.asked
-    again = msgspec.structs.replace(event, at=now, data=None, deadline=waiter.deadline)
-    waiter.asked = Entry(again, values)
-    waiter.opened = ex.write_behind(waiter.asked)
-    for by in waiter.votes:
-        ex.write_behind(Entry(e.WaitVoted(at=now, step=waiter.step, by=by)))
+    waiter.asked = Entry(msgspec.structs.replace(event, at=now, data=None, deadline=waiter.deadline), values)
+    _open_again(ex, waiter, waiter.asked)
 
 
 # the inbox ----------------------------------------------------------------------------------------
@@ -431,10 +428,13 @@ def _ask_again(ex: Execution, waiter: Waiter, message: Message) -> None:
     """The same question, under an id that is free, where an answer closed its slot and did not end it."""
     if waiter.asked is not None and message.name == ANSWER:
         event, values = waiter.asked
-        now = ex.now_us()
-        opened = Entry(msgspec.structs.replace(event, at=now, data=None), values)
-        votes = [Entry(e.WaitVoted(at=now, step=waiter.step, by=by)) for by in waiter.votes]
-        waiter.opened = ex.write_behind(opened, *votes) - len(votes)
+        _open_again(ex, waiter, Entry(msgspec.structs.replace(event, at=ex.now_us(), data=None), values))
+
+
+def _open_again(ex: Execution, waiter: Waiter, opened: Entry) -> None:
+    """Opens a question again, with the votes that it has: in one append, which writes how many are missing."""
+    votes = [Entry(e.WaitVoted(at=opened.event.at, step=waiter.step, by=by)) for by in waiter.votes]
+    waiter.opened = ex.write_behind(opened, *votes) - len(votes)
 
 
 def _may_come(ex: Execution, message: Message) -> bool:
