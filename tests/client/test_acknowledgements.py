@@ -458,3 +458,14 @@ def test_r37_a_renewed_run_is_resumed_by_its_first_id(clients: Clients) -> None:
     kd.send("box", "order", "second")
     work(kd)
     assert DONE == ["first", "second"]
+
+
+def test_a_fork_of_a_renewed_log_is_announced_to_that_log(clients: Clients) -> None:
+    kd = clients()
+    kd.start(box, 1, id="box")
+    work(kd)
+    kd.send("box", "order", "first")
+    work(kd)
+    kd.fork("box", "1:before", id="fork")
+    assert [each.event.run for each in kd.runtime.log.read("box") if isinstance(each.event, e.ForkMade)] == ["fork"]
+    assert verify(kd.runtime.log).problems == []

@@ -154,9 +154,10 @@ def command(
             raise outcome
         return outcome.message
 
+    is_exact, after = body["command"] == "forked", 0
     while True:
         if sent is None:
-            run = run if body["command"] == "forked" else latest(engine.log, run)
+            run = run if is_exact else latest(engine.log, run)
             after = engine.log.head(run).seq
         with (
             contextlib.suppress(HeadMoved, EpochStale),
@@ -164,11 +165,14 @@ def command(
         ):
             sent = found.sent
             if found.log is not None:
-                if found.log.fold.facts.renewed_as is not None and found.log.fold.facts.ended and sent is None:
+                facts = found.log.fold.facts
+                if facts.ended and facts.renewed_as is not None and sent is None and not is_exact:
                     continue  # it was renewed since it was looked up
                 _append(engine, found.log, body, by, sent)
                 return True
-            return found.is_taken and sent is not None and _recorded_outcome(engine, sent, after)
+            if not found.is_taken or sent is None:
+                return False
+            return _recorded_outcome(engine, sent, after if sent.run == run else 0)
 
 
 def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Message | None) -> None:
