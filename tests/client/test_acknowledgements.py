@@ -469,3 +469,81 @@ def test_a_fork_of_a_renewed_log_is_announced_to_that_log(clients: Clients) -> N
     kd.fork("box", "1:before", id="fork")
     assert [each.event.run for each in kd.runtime.log.read("box") if isinstance(each.event, e.ForkMade)] == ["fork"]
     assert verify(kd.runtime.log).problems == []
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "note"])
+def test_r37_a_command_that_the_end_of_its_run_overtakes_is_refused_on_record(clients: Clients, verb: str) -> None:
+    kd, other = clients(), clients()
+
+    @killick.agent(name=f"acknowledged_last_stretch_{verb}")
+    async def agent(run: killick.Run) -> str:
+        await run.call(do, "paid")
+        if verb == "note":
+            other.edit.note("r", "look", by="ann")
+        else:
+            getattr(other, verb)("r", by="ann")
+        return "done"
+
+    assert kd.run(agent, id="r") == "done"
+    assert kd.runtime.store.inbox("r") == []
+    read = kd.runtime.log.read("r")
+    notes = [kd.runtime.log.data("r", each.seq)["note"] for each in read if isinstance(each.event, e.NoteMade)]
+    assert any("ann" in note and verb in note for note in notes)
+    kd.rewind("r", "start")
+    work(kd)
+    assert kd.info("r").status == "completed"
+    assert verify(kd.runtime.log).problems == []
+
+
+def test_ids_that_look_like_renewals_are_other_runs(clients: Clients) -> None:
+    kd = clients()
+    for run in ("job", "job+7"):
+        kd.start(box, 1, id=run)
+        work(kd)
+        kd.send(run, "order", f"first of {run}")
+        work(kd)
+    kd.send("job", "order", "for job")
+    kd.send("job+7", "order", "for job+7")
+    work(kd)
+    assert DONE == ["first of job", "first of job+7", "for job", "for job+7"]
+    status = {row.id: row.status for row in kd.list(limit=20)}
+    assert sorted(run for run, each in status.items() if each == "waiting") == ["job+3", "job+7+3"]
+    kd.start(three, 3, id="job+9")
+    assert kd.runtime.store.index("job+9").agent == three.name  # type: ignore[union-attr]
+    with pytest.raises(killick.errors.RunUnknown):
+        kd.send("job+77", "order", "to none")
+
+
+def test_a_vote_that_did_not_count_can_be_given_again(store: Store) -> None:
+    may = {"ann": "managers", "bob": "managers"}
+    kd = killick.Client(store, behind=False, roles=lambda name: may.get(name))
+
+    @killick.agent(name="acknowledged_votes_again")
+    async def agent(run: killick.Run) -> str:
+        return (await run.ask("Pay 100?", to="managers", need=2)).kind
+
+    kd.start(agent, id="p")
+    work(kd)
+    kd.answer("p", "approve", by="ann")
+    del may["ann"]
+    work(kd)
+    may["ann"] = "managers"
+    kd.answer("p", "approve", by="ann")
+    work(kd)
+    with pytest.raises(AlreadyAgreed):
+        kd.answer("p", "approve", by="ann")
+    kd.answer("p", "approve", by="bob")
+    work(kd)
+    assert kd.info("p").status == "completed"
+    assert verify(kd.runtime.log).problems == []
+
+
+def test_an_id_whose_run_was_pruned_is_not_started_again(clients: Clients) -> None:
+    kd = clients()
+    kd.start(three, 3, id="a")
+    work(kd)
+    kd.send("a", "order", "last")
+    work(kd)
+    kd.runtime.store.remove("a")
+    with pytest.raises(killick.KillickError):
+        kd.start(three, 3, id="a")

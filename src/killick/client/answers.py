@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec.structs import replace
 
+from killick.clock import doubt_seconds
 from killick.engine import renewals
 from killick.engine.approval import approvals
 from killick.engine.control import inbox
@@ -49,7 +50,7 @@ def answer(
     if saw is not None and saw != found.digest:
         raise AnswerRefused(found.id, "the question has changed; read it again")
     by, run = waits.who(by, found.id), found.run
-    if found.deadline_us is not None and engine.clock.now_us() > found.deadline_us:
+    if found.deadline_us is not None and _is_past(engine, found.deadline_us):
         raise AnswerRefused(found.id, f"expired at {_moment(found.deadline_us)}; the run continues without an answer")
     _refuse_misfit(engine, found, verb, value, by)
     body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest} | ({"via": via} if via else {})
@@ -62,12 +63,21 @@ def answer(
     except DeliveryRefused as refused:
         _refuse_closed(engine, found.id, run, found.step, only=slot, by=by, need=found.need)
         raise AnswerRefused(found.id, "the question is no longer open; read the inbox again") from refused
+    if not delivered.fresh and name == inbox.VOTE and delivered.message.taken is not None and by not in found.votes:
+        # The run took this person's vote and did not count it; they may vote again.
+        message_id = f"{message_id}~{delivered.message.taken}"
+        delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx, slot=slot)
     if not delivered.fresh:
         first = delivered.message
         if name == inbox.VOTE:
             raise AlreadyAgreed(found.id, by=by, votes=found.votes or (str(by),), need=found.need)
         raise AlreadyAnswered(found.id, by=first.by, at=_moment(first.at_us))
     return run
+
+
+def _is_past(engine: Engine, deadline_us: int) -> bool:
+    """Whether a deadline is certainly past. By a clock that may be wrong it is not: the run decides, as it is asked."""
+    return engine.clock.now_us() > deadline_us and not doubt_seconds(engine.clock, deadline_us)
 
 
 def _refuse_misfit(engine: Engine, found: Wait, verb: str, value: Any, by: str | None) -> None:

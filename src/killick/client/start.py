@@ -184,7 +184,9 @@ def create_run(
                 raise _key_changed(run, moved) from moved
             except RunExists:
                 # Another caller was faster, or our own append succeeded unseen: the same input is the same run.
-                run, _ = begin(runtime.engine, agent, input, run, priority, tags, by=by)
+                run, start = begin(runtime.engine, agent, input, run, priority, tags, by=by)
+                if start is not None:
+                    raise  # its log was pruned; an id is never used again
         else:
             [made] = joining(runtime.store, tx).append([log.built(first_entries(*start))])
             if isinstance(made, LogError):
@@ -315,8 +317,9 @@ def begin(
     if tag is not None and resume and (found := _unfinished(engine, agent, tag)) is not None:
         return renewals.latest(engine.log, found), None
     run = id or engine.ids.new(agent.name)
-    if id is not None and renewals.last_renewal(engine.log, run) is not None:
-        return renewals.latest(engine.log, run), None  # its first logs are archived
+    if id is not None and (found := renewals.archived(engine.log, run)) is not None:
+        _refuse_mismatch(engine, found, agent, None)
+        return found, None  # its first logs are archived
     started = e.RunStarted(
         at=engine.clock.now_us(),
         run=run,

@@ -7,6 +7,7 @@ from typing import Any, Final, NoReturn
 
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
+from killick.engine.control import commands
 from killick.engine.control.commands import command
 from killick.engine.control.inbox import CHILD, child_id, delivery
 from killick.engine.divergence import diverge
@@ -15,7 +16,7 @@ from killick.engine.effects import reconcile
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.observers import trace_here
-from killick.engine.renewals import latest, renewals
+from killick.engine.renewals import latest
 from killick.engine.replay import OVER
 from killick.engine.signals import Renewed
 from killick.engine.steps import permits
@@ -24,7 +25,7 @@ from killick.engine.steps.intention import Intent
 from killick.engine.steps.step_execution import StepExecution
 from killick.engine.waits.waits import child_outcome
 from killick.errors import AnswerRefused, KillickError, StepFailed, StoreError
-from killick.log.slots import root_of
+from killick.log.slots import RENEWS, root_of
 from killick.log.writer import Entry
 from killick.model import event_codec, ledger
 from killick.model import events as e
@@ -66,7 +67,9 @@ async def _end(ex: Execution, last: Entry) -> None:
         return tuple(delivery(log, run, CHILD, None, id=message, by=ex.run_id, at_us=at) for run in runs)
 
     left = permits.left(ex.log, at)
-    await ex.write(last, releases=left.get("releases", ()), sends=(*wakes(runs), *left.get("sends", ())))
+    refusals, taken = commands.overtaken(ex)
+    sends = (*wakes(runs), *left.get("sends", ()))
+    await ex.write(*refusals, last, takes=taken, releases=left.get("releases", ()), sends=sends)
     with suppress(StoreError):  # a fork that was made meanwhile looked before this run had ended
         if parent and (late := [run for run in forks.members(parent) if run not in runs]):
             log.store.deliver(wakes(late))
@@ -83,7 +86,7 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
     await _await_children(ex, branch)
     await _cancel_children(ex, branch, compensate=False)
     successor = _successor(ex)
-    marked = renewals(root_of(ex.run_id)[0])
+    marked = RENEWS + root_of(ex.run_id, facts.tags)
     tags = (*(tag for tag in facts.tags if tag != marked), marked)
     started = e.RunStarted(
         at=ex.now_us(), run=successor, agent=facts.agent, build=ex.engine.build(agent), priority=facts.priority,
@@ -104,7 +107,8 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
 
 def _successor(ex: Execution) -> str:
     """The id of the run that continues this one: `name`, `name+2`, `name+3` …"""
-    root, count = root_of(ex.run_id)
+    root = root_of(ex.run_id, ex.log.fold.facts.tags)
+    count = 1 if ex.run_id == root else int(ex.run_id.removeprefix(f"{root}+"))
     while True:
         count += 1
         if ex.engine.log.store.head(f"{root}+{count}") is None:

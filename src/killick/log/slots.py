@@ -9,13 +9,15 @@ from killick.model import events as e
 from killick.model.facts import OWN_AGENTS, Facts
 from killick.store.slots import ALL_PLACES, ENDED_SLOT, NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 
+RENEWS: Final = "renews:"
+"""The prefix of the tag of every renewal of a run, so that the last is found when those between are archived."""
+
 _OPENED: Final = ("answer", "settlement")
 
 
-def root_of(run: str) -> tuple[str, int]:
-    """The original id of a renewed run, and the number of this log: `name+3`."""
-    root, plus, number = run.rpartition("+")
-    return (root, int(number)) if plus and number.isdigit() else (run, 1)
+def root_of(run: str, tags: Collection[str]) -> str:
+    """The first run in the chain of renewals of a run. The tag of every renewal names it; an id alone says nothing."""
+    return next((tag.removeprefix(RENEWS) for tag in tags if tag.startswith(RENEWS)), run)
 
 
 def of_wait(step: e.StepId, opened: int, places: int) -> Slot:
@@ -31,7 +33,7 @@ def slots_of(facts: Facts) -> dict[str, Slot]:
         if wait.waits_for in _OPENED
     ]
     if facts.follows is not None:
-        found.append(Slot(ROOT_SLOT, root_of(facts.run)[0]))
+        found.append(Slot(ROOT_SLOT, root_of(facts.run, facts.tags)))
     if facts.ended and facts.renewed_as is not None:
         found.append(Slot(RENEWED_SLOT, facts.renewed_as))
     elif facts.ended and (facts.trigger or facts.hook or not facts.agent.startswith(OWN_AGENTS)):

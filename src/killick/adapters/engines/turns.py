@@ -183,5 +183,4 @@ def _ended(advanced: RunOutcome) -> TurnOutcome:
 
 def name_of(row: RunRow) -> str:
     """Returns the engine's name of a run: a renewed run keeps its first name."""
-    root, number = root_of(row.run)
-    return root if number > 1 and renewals.renewals(root) in row.tags else row.run
+    return root_of(row.run, row.tags)

@@ -16,6 +16,7 @@ from killick.cli.context import HOSTED, Shell, by_option, command, grace_option,
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.live_worker import claimed_by
 from killick.cli.selection import Selection, select, selecting
+from killick.engine import renewals
 from killick.errors import RunBusy
 from killick.history.phrasing import counted, process
 from killick.model.facts import LIVE
@@ -154,6 +155,7 @@ def resume_command(shell: Shell, selection: Selection, grace: float, **who: Any)
 
 def _continued(shell: Shell, run: str) -> tuple[list[RunTarget], str]:
     """Where a resumed run continues: here, if no worker takes it and its agent's code is found. And that in words."""
+    run = renewals.latest(shell.log, run)
     state = shell.log.state(run)
     if state.fold.facts.hosted:
         return [], f"to continue: {HOSTED}"

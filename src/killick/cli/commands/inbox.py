@@ -21,6 +21,7 @@ from killick.cli.context import (
 from killick.cli.exit_codes import CommandFailed, nearest
 from killick.cli.wait_view import NEEDS_VALUE, commands, print_wait
 from killick.client.inbox import addressed, agreement, everything
+from killick.engine import renewals
 from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
 from killick.engine.views import Wait
@@ -212,7 +213,7 @@ def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
 
 def refuse_ended(shell: Shell, run: str) -> None:
     """A run that is over takes nothing any more; one that failed does when it is resumed."""
-    row = shell.store.index(run)
+    row = shell.store.index(renewals.latest(shell.log, run))
     if row is not None and row.status in ENDED:
         move = f"`{shell.typed('resume', run)}` continues it" if row.status == "failed" else "start another"
         raise CommandFailed(f"{run}: is over ({row.status}) and takes no messages; {move}")

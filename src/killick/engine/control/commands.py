@@ -269,6 +269,22 @@ def receive(ex: Execution, message: Message) -> None:
     obey(ex, entries, seq)
 
 
+def overtaken(ex: Execution) -> tuple[list[Entry], tuple[int, ...]]:
+    """The refusals of the commands that the end of a run overtakes, and their messages."""
+    entries, taken, at = list[Entry](), list[int](), ex.now_us()
+    row = ex.engine.log.store.index(ex.run_id)
+    if row is not None and row.delivered == ex.log.seen:
+        return [], ()
+    for message in ex.engine.log.store.inbox(ex.run_id, name=inbox.COMMAND):
+        body: Body = inbox.body_of(ex.engine.log, message)
+        if message.number not in ex.taken and body["command"] not in ("forked", "permit", "rewind"):
+            refused = AnswerRefused(ex.run_id, "the run ended first")
+            entries += [Entry(inbox.message_taken(message, at)), *_refusal(body, message.by, at, message, refused)]
+            taken.append(message.number)
+    ex.taken.update(taken)
+    return entries, tuple(taken)
+
+
 def _refusal(
     body: Body, by: str | None, at: int, message: Message | None, refused: AnswerRefused | ContextStale
 ) -> list[Entry]:

@@ -128,7 +128,7 @@ class Folders:
         facts = log.ledger.facts
         if facts.workspace is None:
             refuse_shared(declared, _vault_name(log.key, self._store))
-        root = root_of(log.run)[0]
+        root = root_of(log.run, log.fold.facts.tags)
         with self._mutex:
             place = str(vault_of(log.key, facts, self._store, declared.configured_vault))
             vault = self._vaults.setdefault(place, opened_vault(place, self._store))

@@ -375,6 +375,9 @@ def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> N
     if (by := closed.by) is None:
         _ignore(ex, waiter, message, "several people have to agree, each by name")
         return
+    if by in waiter.votes and message.name == VOTE:
+        _ignore(ex, waiter, message, f"{by} agreed already")
+        return
     last = len({*waiter.votes, by}) >= waiter.need
     event = e.WaitVoted(at=ex.now_us(), step=waiter.step, by=by, message=None if last else message.number)
     voted = Entry(event, {"answer": closed.answer, **({"comment": closed.comment} if closed.comment else {})})
