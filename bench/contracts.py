@@ -18,6 +18,7 @@ from killick.contracts.contract import Intention, PolicyInput
 from killick.history.backtest import rejudge
 from killick.model.ledger import Counts
 from killick.store import SqliteStore
+from killick.store.protocol import raw_store
 
 JUDGED: Final = 2_000
 JUDGE_ROUNDS: Final = 15
@@ -94,9 +95,9 @@ def measure(folder: Path) -> Iterator[Measure]:
             run = f"contracts-{next(ids)}"
             return steps / seconds(lambda: kd.run(agent, steps, id=run))
 
-        assert isinstance(kd.runtime.store, SqliteStore)
+        assert isinstance(store := raw_store(kd.runtime.store), SqliteStore)
         rate(free, WARM_STEPS)
-        bare = BareTable(folder / "contracts-bare.db", kd.runtime.store, "contracts-0")
+        bare = BareTable(folder / "contracts-bare.db", store, "contracts-0")
         bare.insert(WARM_STEPS)
         ours, without, theirs, syncs = interleaved(
             BARE_ROUNDS,

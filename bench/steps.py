@@ -14,6 +14,7 @@ from bench.measure import Measure, interleaved, ratio, seconds
 from bench.peers import DBOS, LANGGRAPH, ROUNDS, Took, ask, fresh, in_turn, release, set_to_wal, timed
 from bench.workload import BareTable
 from killick.store import SqliteStore
+from killick.store.protocol import raw_store
 
 STEPS: Final = 1_000
 BARE_ROUNDS: Final = 9
@@ -51,9 +52,9 @@ def measure(folder: Path) -> Iterator[Measure]:
             run = f"steps-{next(ids)}"
             return timed(flushes, steps_taken, lambda: kd.run(steps, steps_taken, id=run))
 
-        assert isinstance(kd.runtime.store, SqliteStore)
+        assert isinstance(store := raw_store(kd.runtime.store), SqliteStore)
         ours(WARM_STEPS)
-        bare = BareTable(folder / "steps-bare.db", kd.runtime.store, "steps-0")
+        bare = BareTable(folder / "steps-bare.db", store, "steps-0")
         bare.insert(WARM_STEPS)
         rates, theirs, syncs = interleaved(
             BARE_ROUNDS,

@@ -18,6 +18,7 @@ import pytest
 
 import killick
 from killick.store import open_store
+from killick.store.protocol import raw_store
 from killick.store.redis.store import RedisStore
 from neighbours.redis import valkeys
 from store_contract.builders import creation, indexed
@@ -243,7 +244,7 @@ def test_a_run_waits_for_a_person_and_goes_on_from_what_is_kept(url: str) -> Non
         kd.answer("a1", "approve", by="ann")
         assert kd.run(asking, 5, id="a1") == "paid"
         assert not kd.store.verify().problems
-        assert isinstance(kd.runtime.store, RedisStore)
+        assert isinstance(raw_store(kd.runtime.store), RedisStore)
 
 
 # what is shown to people --------------------------------------------------------------------------
