@@ -13,14 +13,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Final
+from unittest.mock import patch
 
 import killick
-from bench.measure import Measure, interleaved
+from bench.measure import Measure, interleaved, ratio
 from bench.peers import DBOS, LANGGRAPH, ROUNDS, Recovered, ask, fresh, let_die, release, say
 from bench.steps import note, noted
+from killick.store import SqliteStore
 
 STEPS: Final = 1_000
+RESUMED: Final = 15
 RUN: Final = "long"
 DOOMED: Final = sys.argv[1:2] == ["die"]
 
@@ -48,6 +52,14 @@ async def long(run: killick.Run, count: int) -> int:
     return count
 
 
+@killick.agent
+async def waiting(run: killick.Run, count: int) -> None:
+    """Many effectful steps, then a message that never comes."""
+    for number in range(count):
+        await run.call(note, number)
+    await run.wait("never")
+
+
 def measure(folder: Path) -> Iterator[Measure]:
     """Each dies and recovers once a round."""
     recovered: dict[str, list[Recovered]] = {module: [] for module in (__spec__.name, DBOS, LANGGRAPH)}
@@ -62,6 +74,7 @@ def measure(folder: Path) -> Iterator[Measure]:
     ours, dbos, langgraph = interleaved(
         ROUNDS, lambda: once(__spec__.name), lambda: once(DBOS), lambda: once(LANGGRAPH)
     )
+    yield from _compared(folder / "recovery-compared.db")
     queued = min(one.again_seconds for one in recovered[DBOS])
     for peer, theirs, bar, why in (
         (release("dbos"), dbos, 20, f", of which {queued:.2f} s until its queue hands the workflow out"),
@@ -75,6 +88,28 @@ def measure(folder: Path) -> Iterator[Measure]:
             at_least=bar,
             beside=f"{min(ours) * 1e3:,.0f} ms to {min(theirs) * 1e3:,.0f} ms{why}",
         )
+
+
+def _compared(path: Path) -> Iterator[Measure]:
+    """What it costs that each event and value is compared with the hash chain before code gets it."""
+    with killick.open(str(fresh(path))) as kd:
+        kd.start(waiting, STEPS, id=RUN)
+        assert kd.advance(RUN).status == "waiting"
+
+    def resume(*, compares: bool) -> float:
+        with patch.object(SqliteStore, "is_checked", not compares, create=True), killick.open(str(path)) as kd:
+            began = time.process_time()
+            assert kd.advance(RUN).status == "waiting"
+            return time.process_time() - began
+
+    ours, without = interleaved(RESUMED, lambda: resume(compares=True), lambda: resume(compares=False))
+    yield Measure(
+        name="recovery",
+        what=f"processor time of resuming a parked run of {STEPS:,} steps, to the same without comparing what is read",
+        figure=ratio(ours, without),
+        at_most=1.25,
+        beside=f"{median(ours) * 1e3:,.1f} ms to {median(without) * 1e3:,.1f} ms",
+    )
 
 
 # the processes ------------------------------------------------------------------------------------
