@@ -95,7 +95,8 @@ def measure(folder: Path) -> Iterator[Measure]:
             run = f"contracts-{next(ids)}"
             return steps / seconds(lambda: kd.run(agent, steps, id=run))
 
-        assert isinstance(store := raw_store(kd.runtime.store), SqliteStore)
+        store = raw_store(kd.runtime.store)
+        assert isinstance(store, SqliteStore)
         rate(free, WARM_STEPS)
         bare = BareTable(folder / "contracts-bare.db", store, "contracts-0")
         bare.insert(WARM_STEPS)

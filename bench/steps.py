@@ -52,7 +52,8 @@ def measure(folder: Path) -> Iterator[Measure]:
             run = f"steps-{next(ids)}"
             return timed(flushes, steps_taken, lambda: kd.run(steps, steps_taken, id=run))
 
-        assert isinstance(store := raw_store(kd.runtime.store), SqliteStore)
+        store = raw_store(kd.runtime.store)
+        assert isinstance(store, SqliteStore)
         ours(WARM_STEPS)
         bare = BareTable(folder / "steps-bare.db", store, "steps-0")
         bare.insert(WARM_STEPS)
