@@ -226,6 +226,46 @@ def test_a_wait_that_began_while_the_clock_was_ahead_lasts_as_long_once_it_is_ri
     assert place.advance("r") == "completed"
 
 
+@pytest.mark.parametrize("act", ["note", "prioritize", "fork"])
+def test_what_is_recorded_by_a_right_clock_hides_no_time_that_a_wrong_one_wrote(place: Place, act: str) -> None:
+    place.jump(DECADE_US)
+    waiting(place, wrong_sleeps)
+    place.jump(-DECADE_US)
+    if act == "note":
+        place.kd.edit.note("r", "looked at")
+    elif act == "prioritize":
+        place.kd.edit.prioritize("r", 1)
+    else:
+        place.kd.fork("r", "start", id="f")
+    assert "r" in place.claimed()
+    assert place.advance("r") == "waiting"
+    place.clock.advance(72 * HOUR)
+    assert place.advance("r") == "completed"
+
+
+def test_advance_due_computes_times_again_without_a_worker(place: Place) -> None:
+    place.jump(DECADE_US)
+    waiting(place, wrong_sleeps)
+    place.jump(-DECADE_US)
+    assert [outcome.run for outcome in place.kd.advance_due()] == ["r"]
+    place.clock.advance(72 * HOUR)
+    place.kd.advance_due()
+    assert place.kd.info("r").status == "completed"
+
+
+@pytest.mark.parametrize("is_answer", [False, True])
+def test_a_message_of_a_sender_whose_clock_is_ahead_makes_its_run_due_at_once(place: Place, is_answer: bool) -> None:
+    waiting(place, wrong_asks if is_answer else wrong_waits, *(["72h"] if is_answer else []))
+    place.jump(DECADE_US)
+    if is_answer:
+        place.kd.answer("r", "approve", by="ada")
+    else:
+        place.kd.send("r", "paid", 9)
+    place.jump(-DECADE_US)
+    assert [row.run for row in place.store.due(place.clock.now_us(), limit=10)] == ["r"]
+    assert place.advance("r") == "completed"
+
+
 def test_a_question_that_began_anew_is_answered(place: Place) -> None:
     place.jump(DECADE_US)
     waiting(place, wrong_asks, "72h")
@@ -248,6 +288,7 @@ def test_a_sleep_until_a_date_ends_on_that_date_whatever_the_clock_was_when_it_b
     place.jump(-DECADE_US)
     assert place.claimed() == ["r"]
     place.advance("r")
+    assert place.claimed() == []
     assert place.store.index("r").wake_at_us == pytest.approx(date_us, abs=1_000_000)  # type: ignore[union-attr]
 
 

@@ -32,7 +32,7 @@ def due(store: Store, clock: ManualClock, **fields: Any) -> list[str]:
 
 def left(store: Store, run: str, **fields: Any) -> Head:
     """Creates a run that its holder abandoned."""
-    head = created(store, run, holder="gone", index=indexed(**fields))
+    head = created(store, run, holder="gone", index=indexed(**{"changed_at_us": 0, **fields}))
     store.release(run, epoch=head.epoch, left=True)
     return found(store, run)
 

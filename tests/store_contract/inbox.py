@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from killick.errors import MessageGone, RunUnknown
 from killick.store.protocol import Store
 from killick.store.records import Delivered, Message
-from store_contract.builders import blob, creation, following, letter
+from store_contract.builders import blob, creation, following, indexed, letter
 from store_contract.probes import commit, created, deliver, refused
 
 
@@ -33,6 +33,21 @@ class Inbox:
         assert store.deliver([late]) == [Delivered(replace(message, taken=2), fresh=False)]
         assert store.messages("a") == [replace(message, taken=2)]
         assert store.pieces([blob("late").hash]) == {}
+
+    @pytest.mark.parametrize("is_seen", [False, True])
+    def test_a_sender_whose_clock_is_ahead_makes_a_run_due_since_its_last_change(
+        self, store: Store, is_seen: bool
+    ) -> None:
+        head = created(store, "a", index=indexed("waiting", changed_at_us=40))
+        deliver(store, letter("a", "m", at_us=9_000))
+        commit(store, following(head, "two", index=indexed("waiting", changed_at_us=50, seen=int(is_seen))))
+        row = store.index("a")
+        assert row is not None
+        assert row.wake_at_us == (None if is_seen else 50)
+        deliver(store, letter("a", "m2", at_us=9_000))
+        row = store.index("a")
+        assert row is not None
+        assert row.wake_at_us == 50
 
     def test_a_delivery_to_an_unknown_run_is_refused_alone(self, store: Store) -> None:
         created(store, "a")

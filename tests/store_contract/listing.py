@@ -204,7 +204,7 @@ class Finding:
 
     @pytest.mark.parametrize("seconds", [30, inf])
     def test_a_held_run_is_not_due(self, store: Store, clock: ManualClock, seconds: float) -> None:
-        created(store, "a", index=indexed("waiting", wake_at_us=1))
+        created(store, "a", index=indexed("waiting", wake_at_us=1, changed_at_us=1))
         held, soonest = store.lease("a", "w1", seconds=seconds), store.soonest_us()
         assert soonest is None or soonest > clock.now_us()
         for run in "bc":

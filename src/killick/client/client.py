@@ -14,7 +14,7 @@ from killick.client.maintenance import Maintenance
 from killick.client.operations import Editor, Operations
 from killick.client.start import AnyHandle, create_run, named, run_method, run_to_outcome, start_method
 from killick.clock import Clock
-from killick.definitions.agents import AnyAgent, read_contract
+from killick.definitions.agents import AGENTS, AnyAgent, read_contract
 from killick.encryption.store import decrypting
 from killick.engine import renewals
 from killick.engine.control.inbox import SAID, Verb
@@ -31,6 +31,7 @@ from killick.log import Recorded
 from killick.model.state import State
 from killick.store import MemoryStore, open_store
 from killick.store.records import ENDED, RunQuery
+from killick.workers import set_back
 from killick.workers.trigger_runner import TriggerControl
 from killick.workers.worker import SLICE_SECONDS, Worker
 
@@ -118,6 +119,7 @@ class AnyClient(Operations):
     async def advance_due(self, limit: int = 100) -> Sequence[RunOutcome]:
         """Advances every due run once, concurrently."""
         executor = self.runtime.executor()
+        set_back.wake_soon(self.runtime.engine, AGENTS.names())
         rows = self.runtime.store.due(self.runtime.clock.now_us(), limit=limit)
         outcomes = await asyncio.gather(*(executor.advance(row.run) for row in rows), return_exceptions=True)
         for outcome in outcomes:

@@ -42,7 +42,8 @@ def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
         priority=facts.priority,
         wake_at_us=fold.wake_at,
         started_at_us=facts.started_at,
-        changed_at_us=facts.changed_at,
+        # A time that was computed while the clock was ahead shows, whatever was recorded since.
+        changed_at_us=max(facts.changed_at, fold.timed_at),
         tags=tags,
         seen=seen,
     )
@@ -64,8 +65,8 @@ def index_fits(store: Store, run: str, fold: Fold) -> bool:
         and (row.started_at_us, row.changed_at_us) == (said.started_at_us, said.changed_at_us)
         and row.delivered == len(messages)
         and set(said.tags) == store.tags(run)
-        # A message makes the run due from its delivery on, earlier than its log says.
-        and row.wake_at_us in {said.wake_at_us, *(message.at_us for message in messages)}
+        # A message makes the run due earlier than its log says.
+        and row.wake_at_us in {said.wake_at_us, *(min(each.at_us, row.changed_at_us) for each in messages)}
     )
 
 

@@ -66,6 +66,8 @@ class Step(msgspec.Struct, array_like=True, gc=False):
     """The step in whose attempt it was made."""
     queued: tuple[str, ...] = ()
     """While it is delayed: the tags of the limits that it waits for."""
+    delayed_at: int = 0
+    """When `delayed_until` was computed."""
 
 
 class Wait(msgspec.Struct, array_like=True, frozen=True):
@@ -127,13 +129,14 @@ class Trigger(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Hook(msgspec.Struct, array_like=True, frozen=True):
-    """A hook's cursor, the seq of its declaration, and the event that it failed on: how often, and the next try."""
+    """A hook's cursor, the seq of its declaration, and the event that it failed on: how often, when, the next try."""
 
     cursor: int
     set: int
     failing: int = 0
     attempts: int = 0
     retry_at: int | None = None
+    failed_at: int = 0
 
 
 class Facts(msgspec.Struct, omit_defaults=True):

@@ -73,6 +73,16 @@ class FoldData(VectorFold):
         return min((time for time in times if time is not None), default=None)
 
     @property
+    def timed_at(self) -> int:
+        """Returns when the time was computed at which the run becomes due: the last of all that it waits for."""
+        facts = self.facts
+        if facts.status != "waiting" or not facts.taken or facts.cancelling or facts.hook is not None:
+            return facts.changed_at
+        times = [wait.at for wait in facts.waits.values() if wait.deadline is not None]
+        times += [step.delayed_at for index in facts.pending.values() if (step := self.steps[index]).delayed_until]
+        return max(times, default=0)
+
+    @property
     def _live(self) -> int:
         """Counts the steps that can progress. An attempt cannot while all steps that it made itself wait."""
         facts = self.facts

@@ -169,7 +169,7 @@ def _step_edited(fold: FoldData, seq: int, event: e.StepEdited) -> None:
 def _step_delayed(fold: FoldData, seq: int, event: e.StepDelayed) -> None:
     step = fold.changing(event.step)
     if step is not None:
-        step.delayed_until, step.queued = event.until, event.queued
+        step.delayed_until, step.delayed_at, step.queued = event.until, event.at, event.queued
         fold.move(step, "delayed", event, seq)
 
 
@@ -220,7 +220,7 @@ def _attempt_ended(fold: FoldData, seq: int, event: e.AttemptEnded) -> None:
     if sum(tried.outcome not in (None, "returned") for tried in step.attempts) == 1:
         fold.retried.append(fold.facts.pending[event.step])
     if event.retry_at is not None:
-        step.delayed_until = event.retry_at
+        step.delayed_until, step.delayed_at = event.retry_at, event.at
         fold.move(step, "delayed", event, seq)
     elif event.outcome == "unknown" and step.effect in ("at_most_once", "transaction"):
         fold.move(step, "in_doubt", event, seq)
@@ -372,7 +372,7 @@ def _hook_moved(
 def _hook_failed(fold: FoldData, seq: int, event: system_events.HookFailed) -> None:
     hook = fold.facts.hook
     if hook is not None:
-        fold.facts.hook = Hook(hook.cursor, hook.set, event.position, event.attempt, event.retry_at)
+        fold.facts.hook = Hook(hook.cursor, hook.set, event.position, event.attempt, event.retry_at, event.at)
 
 
 HANDLERS: Final[dict[type[e.Event], Callable[[FoldData, int, Any], None]]] = {

@@ -289,8 +289,10 @@ class Runs:
 
 
 def woken(line: records.RunRow, at_us: int) -> records.RunRow:
-    """Returns the index of a run after a message. An ended run does not wake."""
-    soonest = at_us if line.wake_at_us is None else min(line.wake_at_us, at_us)
+    """Returns the index of a run after a message. An ended run does not wake. The sender's clock may be ahead: the run
+    is due since its last change at the latest."""
+    due_us = min(at_us, line.changed_at_us)
+    soonest = due_us if line.wake_at_us is None else min(line.wake_at_us, due_us)
     return line if line.status in records.ENDED else replace(line, wake_at_us=soonest)
 
 

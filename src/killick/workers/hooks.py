@@ -402,7 +402,8 @@ class _Following:
         await self._record_declaration()
         while not control.stopping and await self._is_active():
             backoff = ((self.cursor.retry_at or 0) - self.now) / 1_000_000
-            if backoff > 0 and not await asyncio.to_thread(self._was_ahead):
+            was_ahead = self.cursor.failed_at > self.now + SET_BACK_US  # the clock, when the retry was put off
+            if backoff > 0 and not was_ahead:
                 await control.rest(min(backoff, OBEY_SECONDS))
                 continue
             rows = await asyncio.to_thread(self.store.outbox, after=self.passed, limit=ROWS_AT_ONCE)
@@ -415,11 +416,6 @@ class _Following:
                 await self._move(PASSED_IDLE_MAX)
                 await control.rest(LOOK_SECONDS)
                 await asyncio.sleep(self.engine.clock.nap_seconds(CALM_SECONDS))
-
-    def _was_ahead(self) -> bool:
-        """Whether the clock was ahead when the retry was put off: its log's last event is later than now."""
-        last: Any = self.engine.log.event(self.log.run, self.log.seq)
-        return bool(last.at > self.now + SET_BACK_US)
 
     async def _record_declaration(self) -> None:
         """Records the declaration of the hook if it changed."""

@@ -45,8 +45,6 @@ SLICE_SECONDS: Final = 1.0
 
 DUTIES_MAX: Final = 1_000
 TRIM_SECONDS: Final = 60.0
-SET_BACK_SECONDS: Final = 600.0
-"""How often it looks for times that another process computed while its clock was ahead."""
 
 _BACKOFF_SECONDS_MAX: Final = 2.0
 _CALM_SECONDS: Final = 0.005
@@ -142,7 +140,7 @@ class Worker:
         log_transition("started", worker=self.name, concurrency=self._concurrency)
         monotonic, stale = self._runtime.clock.monotonic, StaleLeases(self._runtime.store, self._runtime.clock)
         trimmed, looked, diverged = monotonic(), -STALE_SECONDS, dict[str, int]()
-        watch, set_backs, woken = self._runtime.clock.watch, -1, monotonic()
+        set_backs = set_back.SetBacks(self._runtime.engine)
         await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
         await self._quietly(self._log_undeclared)
         scrub = IndexScrub(self._runtime.log)
@@ -156,9 +154,7 @@ class Worker:
                     looked = monotonic()
                     await self._quietly(stale.free, self._duty_agents)
                     self._verify()
-                watch.look(self._runtime.clock)
-                if set_backs != watch.set_backs or monotonic() - woken > SET_BACK_SECONDS:
-                    set_backs, woken = watch.set_backs, monotonic()
+                if set_backs.is_due():
                     await self._quietly(self._clock_set_back)
                 if monotonic() - trimmed > TRIM_SECONDS:
                     trimmed = monotonic()

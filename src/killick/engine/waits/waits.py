@@ -236,9 +236,11 @@ def _doubt_us(ex: Execution, waiter: Waiter) -> int:
 
 
 def _begin_anew(ex: Execution, waiter: Waiter, now: int) -> None:
-    """The clock was ahead when the wait began, and was set back: its time begins now, on record too."""
+    """The clock was ahead when the wait began, and was set back: its time begins now, on record too. A date stays."""
     assert waiter.deadline is not None
-    waiter.deadline, waiter.since = meant_us(waiter.deadline, waiter.since, now), now
+    if not waiter.is_date:
+        waiter.deadline = meant_us(waiter.deadline, waiter.since, now)
+    waiter.since = now
     if waiter.asked is None:
         because = "the clock was set back"
         ex.write_behind(Entry(e.StepDelayed(at=now, step=waiter.step, until=waiter.deadline, because=because)))
@@ -265,7 +267,7 @@ def look(ex: Execution, *, only: Waiter | None = None, opening: bool = False) ->
         if waiter.waits_for == "child":
             if (outcome := child_outcome(ex.engine.log, waiter.name)) is not None:
                 end(ex, waiter, Closed(0, "answered", by=waiter.name, answer=outcome))
-        elif waiter.deadline is not None and waiter.since > now + SET_BACK_US and not waiter.is_date:
+        elif waiter.deadline is not None and waiter.since > now + SET_BACK_US:
             _begin_anew(ex, waiter, now)
         elif waiter.deadline is not None and waiter.deadline <= now and not _doubt_us(ex, waiter):
             if waiter.rounds:

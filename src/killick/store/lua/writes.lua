@@ -47,6 +47,11 @@ local function count_mail(h, delivered)
   call('HSET', P .. 'run:' .. h.run, 'delivered', delivered, 'counted', check(packed(2, h.number, delivered)))
 end
 
+-- When a run is due that has a message. The sender's clock may be ahead: since its last change at the latest.
+local function due_with(index, at_us)
+  return index.changed and tonumber(index.changed) < tonumber(at_us) and index.changed or at_us
+end
+
 -- Puts a new message into an inbox, makes the run due, and returns its number.
 local function receive(h, m, notified)
   local run, chain = h.run, m[7] and P .. 'chain:' .. m[7]
@@ -56,8 +61,9 @@ local function receive(h, m, notified)
   if chain then call('HSET', chain, m[1], packed(1, run) .. (call('HGET', chain, m[1]) or '')) end
   count_mail(h, number)
   local index = index_of(run)
-  if index.agent and not ENDED[index.status] and not (index.wake and tonumber(index.wake) <= tonumber(m[5])) then
-    call('HSET', P .. 'run:' .. run, 'wake', m[5])
+  local due = due_with(index, m[5])
+  if index.agent and not ENDED[index.status] and not (index.wake and tonumber(index.wake) <= tonumber(due)) then
+    call('HSET', P .. 'run:' .. run, 'wake', due)
     settle(h)
   end
   notified[#notified + 1] = run
@@ -185,8 +191,8 @@ local function put_index(h, index)
   if not ENDED[index.status] then
     for _, number in ipairs(call('ZRANGEBYSCORE', P .. 'untaken:' .. run, '(' .. index.seen, '+inf')) do
       local found = message(run, number)
-      local at_us = found and tonumber(found[5])
-      if at_us and (not wake or at_us < tonumber(wake)) then wake = found[5] end
+      local due = found and found[5] and due_with(index, found[5])
+      if due and (not wake or tonumber(due) < tonumber(wake)) then wake = due end
     end
   end
   local key = P .. 'run:' .. run

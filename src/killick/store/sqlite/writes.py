@@ -243,7 +243,7 @@ class Writes:
         wake = index.wake_at_us
         unseen = db.execute(Q.unseen, (number, index.seen)).fetchone()[0] if delivered > index.seen else None
         if unseen is not None and index.status not in records.ENDED:
-            wake = unseen if wake is None else min(wake, unseen)
+            wake = _due_us(unseen, index.changed_at_us, wake)
         tags = msgspec.json.encode(index.tags).decode()
         times = (index.started_at_us, index.changed_at_us)
         counted = (delivered, records.row_check(number, delivered))
@@ -346,10 +346,16 @@ def _put_message(
     if row is not None:
         wake = row.wake_at_us
         if row.status not in records.ENDED:
-            wake = at_us if wake is None else min(wake, at_us)
+            wake = _due_us(at_us, row.changed_at_us, wake)
         db.execute(Q.run_delivered, (message, records.row_check(number, message), wake, number))
     to_notify.append(run)
     return message
+
+
+def _due_us(at_us: int, changed_at_us: int, wake: int | None) -> int:
+    """When a run is due that has a message. The sender's clock may be ahead: since its last change at the latest."""
+    due_us = min(at_us, changed_at_us)
+    return due_us if wake is None else min(wake, due_us)
 
 
 def bare(seen: dict[str, HeadRow], items: Sequence[records.Append]) -> list[Moved] | None:

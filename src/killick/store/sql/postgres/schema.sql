@@ -391,9 +391,10 @@ BEGIN
         head.holder := NULL;
         head.lease_until_us := NULL;
     ELSIF head.delivered > (given->>'seen')::bigint THEN
+        -- The sender's clock may be ahead: a run with a message is due since its last change at the latest.
         head.wake_at_us := least(head.wake_at_us, (
-            SELECT min(at_us) FROM killick.inbox
-            WHERE number = head.number AND message > (given->>'seen')::bigint AND taken IS NULL
+            SELECT least(min(at_us), head.changed_at_us) FROM killick.inbox
+            WHERE number = head.number AND message > (given->>'seen')::bigint AND taken IS NULL HAVING count(*) > 0
         ));
     END IF;
     RETURN head;
@@ -645,7 +646,7 @@ BEGIN
     UPDATE killick.heads SET delivered = letter.message, delivered_checksum = killick.count_check(number, letter.message),
         wake_at_us = CASE
             WHEN agent IS NULL OR status IN ('completed', 'failed', 'cancelled') THEN wake_at_us
-            ELSE least(wake_at_us, letter.at_us)
+            ELSE least(wake_at_us, letter.at_us, changed_at_us)
         END
     WHERE number = letter.number RETURNING run INTO receiver;
     PERFORM killick.ring(receiver);
