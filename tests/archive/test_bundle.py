@@ -428,9 +428,9 @@ with killick.open(path) as kd:
         if doing == what and done >= int(at):
             os.kill(os.getpid(), signal.SIGKILL)
     remove, count = kd.runtime.store.remove, iter(range(1, 1_000))
-    def removing(run):
+    def removing(run, **expected):
         tell("leased", next(count), 0)
-        remove(run)
+        return remove(run, **expected)
     kd.runtime.store.remove = removing
     chosen = prune.choose(kd.runtime.log, until_us=kd.runtime.clock.now_us())
     prune.prune(kd.runtime.log, chosen, to, holder="mortal", now_us=1, progress=tell)

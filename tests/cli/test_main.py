@@ -441,7 +441,7 @@ def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("ps", 186), ("inbox", 186), ("show claim_17", 193), ("find calls pay", 176), ("store doctor", 208),
+        ("ps", 186), ("inbox", 187), ("show claim_17", 193), ("find calls pay", 176), ("store doctor", 208),
         ("time diff claim_17 3", 268), ("store verify", 266), ("edit note claim_17 x", 340),
     ],
 )  # fmt: skip

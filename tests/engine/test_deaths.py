@@ -311,7 +311,10 @@ def poisoned(folder: Path, url: str, poison: str, *, innocents: int, effect: str
         assert len((folder / "deaths").read_text()) == deaths + 5
         told = [each.event for each in kd.events("poison")]
         lapsed = [event for event in told if isinstance(event, e.LeaseLapsed)]
-        assert [event.alone for event in lapsed] == [False] * deaths + [True] * 5
+        # A death that came before the taking was on record is none of the run's.
+        in_company = len(lapsed) - 5
+        assert SUSPECT_AFTER <= in_company <= deaths
+        assert [event.alone for event in lapsed] == [False] * in_company + [True] * 5
         assert isinstance(told[-1], e.RunQuarantined)
         assert not any(kd.state(name).fold.failures for name in [*names, "poison"])
         assert kd.store.verify().holds
