@@ -9,6 +9,16 @@ LONE_SURROGATE: Final = "holds a lone surrogate, which UTF-8 cannot; write the w
 """Why a name is refused that no store could hold."""
 
 
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can hold the text: it has no lone surrogate."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
 def printable(text: str) -> str:
     """The text itself where UTF-8 can hold it, else with each lone surrogate as its escape."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from killick.contracts import rules
-from killick.contracts.contract import Approval, Contract, Escalation, Intention, PolicyInput, oversized
+from killick.contracts.contract import Approval, Contract, Escalation, Intention, PolicyInput, unreadable
 from killick.errors import ContractRefused
 from killick.model import codec
 from killick.model.ledger import Counts
@@ -368,7 +368,7 @@ def test_arguments_too_large_or_too_deep_are_rejected_before_any_rule_looks() ->
 def test_a_value_that_holds_itself_ends() -> None:
     knot: list[Any] = []
     knot.append(knot)
-    assert oversized({"a": knot}, 1000, 32) is not None
+    assert unreadable({"a": knot}, 1000, 32) is not None
 
 
 def test_a_conversation_is_not_measured() -> None:
@@ -386,7 +386,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_what_passes_is_no_larger_than_the_limit(value: Any) -> None:
     limit = 200
-    if oversized({"a": value}, limit, 8) is None:
+    if unreadable({"a": value}, limit, 8) is None:
         assert len(json.dumps(value, ensure_ascii=False, separators=(",", ":"))) <= 4 * limit
 
 
@@ -506,3 +506,63 @@ def test_names_that_a_model_makes_up_fill_no_memory() -> None:
         contract.judge(Intention(name=f"made_up_{number}"), PolicyInput())
         contract.path_arguments(f"made_up_{number}")
     assert len(contract._plans) <= 2048
+
+
+# Text that UTF-8 cannot hold
+
+
+HALF = "\ud83d"
+
+READING = [
+    rules.arguments("t", a={"excludes": "(?i)drop table"}),
+    rules.arguments("t", a={"matches": r"[\s\S]*"}),
+    rules.arguments("t", a={"type": "string"}),
+    rules.arguments("t", a={"length": 100}),
+    rules.arguments("t", a={"one_of": [f"x{HALF}", "x"]}),
+    rules.arguments("t", a={"none_of": ["mallory"]}),
+    rules.paths("t", a="/srv"),
+    rules.check(lambda intention, state: None),
+    rules.budget(calls=5),
+]
+
+
+@pytest.mark.parametrize("rule", READING, ids=[f"{n} {rule.kind}" for n, rule in enumerate(READING)])
+def test_text_that_utf8_cannot_hold_is_rejected_by_whatever_rule_reads_it(rule: rules.Rule) -> None:
+    ruling = Contract("c", [rule]).judge(Intention(name="t", arguments={"a": f"x{HALF}"}), PolicyInput())
+    assert (ruling.ruling, ruling.code) == ("reject", "argument_refused")
+    assert "lone surrogate" in str(ruling.message)
+    str(ruling.message).encode()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"a": [HALF]}, {"a": {HALF: 1}}, {"a": {"b": [{"c": f"é{HALF}"}]}}, {HALF: 1}, {f"k{HALF}": "x"},
+        {"a": (1, {HALF})}, json.loads('{"a": "\\ud83d"}'), {"b": HALF}, {"a": "x", "b": {"é": HALF}},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("sort", ["tool", "child", "send", "context"])
+def test_text_that_utf8_cannot_hold_is_rejected_wherever_it_is(arguments: dict[str, Any], sort: Any) -> None:
+    looked: list[Intention] = []
+    contract = Contract("c", [rules.check(lambda intention, state: looked.append(intention))])
+    ruling = contract.judge(Intention(name="t", sort=sort, arguments=arguments), PolicyInput())
+    assert (ruling.ruling, ruling.code) == ("reject", "argument_refused")
+    assert not looked
+
+
+@pytest.mark.parametrize("bound", [{"excludes": "drop"}, {"matches": ".*"}, {"type": "string"}, {"one_of": [HALF]}])
+def test_no_bound_accepts_text_of_the_context_or_of_a_model_that_utf8_cannot_hold(bound: dict[str, Any]) -> None:
+    for said, ok in ((HALF, False), ({"inner": HALF}, False)):
+        name = "said" if isinstance(said, str) else "said.inner"
+        of_context = Contract("c", [rules.context("t", {name: bound})])
+        state = PolicyInput(context=lambda said=said: {"said": said})  # type: ignore[misc]
+        assert (of_context.judge(Intention(name="t"), state).ruling == "accept") is ok
+        of_model = Contract("c", [rules.arguments("model:m", {name: bound})])
+        call = Intention(name="model:m", sort="model", arguments={"said": said})
+        assert (of_model.judge(call, PolicyInput()).ruling == "accept") is ok
+
+
+def test_text_of_many_scripts_is_no_such_text() -> None:
+    contract = Contract("c", [rules.arguments("t", a={"excludes": "drop"})])
+    ruling = contract.judge(Intention(name="t", arguments={"a": "Zoë 👩‍🚀 \U0010ffff \x00"}), PolicyInput())
+    assert ruling.ruling == "accept"

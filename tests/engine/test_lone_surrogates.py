@@ -203,3 +203,32 @@ def test_one_run_with_half_an_emoji_stops_no_page(path: str, full: Path) -> None
 def test_the_reason_says_which_field() -> None:
     with killick.open("memory:") as kd, pytest.raises(ValueRefused, match="lone surrogate"):
         kd.start(echoes, "x", id="tagged", tags=[HALF])
+
+
+# Contracts ----------------------------------------------------------------------------------------
+
+queries: list[str] = []
+
+
+@killick.tool(name="half_sql", effect="at_most_once")
+async def sql(query: str) -> str:
+    queries.append(query)
+    return "ok"
+
+
+GUARD = killick.Contract("guard", [killick.rules.arguments("half_sql", query={"excludes": "(?i)drop table"})])
+
+
+@killick.agent(name="half_guarded", contract=GUARD)
+async def guarded(run: killick.Run, arguments: str) -> str:
+    try:
+        return await run.call(sql, **json.loads(arguments))
+    except killick.Rejected as rejected:
+        return f"{rejected.code}: {rejected.message}"
+
+
+def test_a_contract_lets_no_tool_run_with_half_a_character_from_a_model(kd: killick.Client) -> None:
+    queries.clear()
+    result = kd.run(guarded, '{"query": "drop table x -- \\ud83d"}', id="guarded")
+    assert queries == []
+    assert result.startswith("argument_refused: query holds a lone surrogate")

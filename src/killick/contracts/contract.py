@@ -20,6 +20,7 @@ from killick.contracts.rules import Rule, rule_of
 from killick.errors import ContractRefused
 from killick.model import codec
 from killick.model.events import Digest, to_text
+from killick.text import LONE_SURROGATE, printable
 
 __all__ = ["ACCEPTED", "Approval", "Contract", "Escalation", "Intention", "Others", "PolicyInput", "Ruling"]
 
@@ -103,9 +104,9 @@ class Contract:
         if plan is None:
             plan = self._plan(intention)
         if intention.sort != "model":
-            message = oversized(intention.arguments, self.arguments_bytes_max, self.arguments_depth_max)
-            if message is not None:
-                return Ruling(ruling="reject", code="arguments_too_large", message=message)
+            refused = unreadable(intention.arguments, self.arguments_bytes_max, self.arguments_depth_max)
+            if refused is not None:
+                return Ruling(ruling="reject", code=refused[0], message=refused[1])
         pending: Ruling | None = None
         for rule, decide in plan:
             try:
@@ -246,29 +247,37 @@ def _people(role: str, value: object) -> tuple[str, ...]:
     return names
 
 
-# Size limits --------------------------------------------------------------------------------------
+# What no rule reads ---------------------------------------------------------------------------------
 
 
-def oversized(arguments: Mapping[str, Any], bytes_max: int, depth_max: int) -> str | None:
-    """Returns why arguments are too large or too deep to evaluate."""
+def unreadable(arguments: Mapping[str, Any], bytes_max: int, depth_max: int) -> tuple[str, str] | None:
+    """Returns the code and the reason of arguments that no rule may see: they are too large, too deep, or have text
+    that UTF-8 cannot hold, which a rule and a tool might read differently."""
     left = bytes_max
     for name, value in arguments.items():
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-        if kind is str and value.isascii():
+        if kind is str and value.isascii() and name.isascii():
             left -= len(name) + len(value)
-        elif kind is int or kind is bool:
+        elif (kind is int or kind is bool) and name.isascii():
             left -= len(name) + 8 + (value.bit_length() >> 3)
         else:
-            left, is_deep = _remaining(value, left - len(name), depth_max)
+            try:
+                left, is_deep = _remaining((name, value), left + 16, depth_max + 1)
+            except UnicodeEncodeError:
+                return "argument_refused", f"{printable(name)} {LONE_SURROGATE}"
             if is_deep:
-                return f"{name} is nested deeper than {depth_max} levels; send less of it, or flatten it"
+                return _TOO_LARGE, f"{name} is nested deeper than {depth_max} levels; send less of it, or flatten it"
         if left < 0:
-            return f"the arguments are larger than {bytes_max} bytes; send less, or send a reference"
+            return _TOO_LARGE, f"the arguments are larger than {bytes_max} bytes; send less, or send a reference"
     return None
 
 
+_TOO_LARGE: Final = "arguments_too_large"
+
+
 def _remaining(value: Any, left: int, depth_max: int) -> tuple[int, bool]:
-    """Returns the remaining byte budget after a value, and whether it is too deep. Stops at the first excess."""
+    """Returns the remaining byte budget after a value, and whether it is too deep. Stops at the first excess. Raises
+    UnicodeEncodeError."""
     level: list[Any] = [value]
     for _ in range(depth_max + 1):
         inside: list[Any] = []
@@ -276,7 +285,7 @@ def _remaining(value: Any, left: int, depth_max: int) -> tuple[int, bool]:
             kind = type(item)  # pyright: ignore[reportUnknownVariableType]
             left -= 8
             if kind is str:
-                left -= len(item) if item.isascii() or len(item) > left else len(item.encode("utf-8", "surrogatepass"))
+                left -= len(item) if item.isascii() or len(item) > left else len(item.encode())
             elif kind is bytes or kind is bytearray:
                 left -= len(item)
             elif kind is dict:

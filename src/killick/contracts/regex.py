@@ -1,7 +1,8 @@
 """Regular expressions in contracts, matched in linear time: a model chooses the text, and must not choose the time.
 
 Python's parser reads a pattern, and its tree is written again for the automaton of pydantic-core, which never
-backtracks. What only backtracking can match is refused.
+backtracks. What only backtracking can match is refused. Python itself says which characters each part of a pattern
+matches, so that both engines agree on letters, digits, case and the ends of words.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from killick.errors import ContractRefused
+from killick.text import is_utf8
 
 Word = Literal["matches", "excludes"]
+Passes: TypeAlias = Callable[[str], bool]
+Signs: TypeAlias = "tuple[tuple[bool, ...], ...]"
+"""For each kind of character beyond ASCII in a text, which atoms of a pattern match it."""
 
 CHARS_MAX: Final = 4096
 """The longest text that is compared with a pattern."""
@@ -23,65 +28,162 @@ SIZE_MAX: Final = 1000
 """The most signs of a pattern with its bounded repeats written out: time grows with their product."""
 
 _PARSER: Any = importlib.import_module("re._parser")
+_COMPILER: Any = importlib.import_module("re._compiler")
+_FLAGS: Final = re.IGNORECASE | re.DOTALL | re.ASCII | re.UNICODE
 _EDGES: Final = {
-    "AT_BEGINNING": r"\A", "AT_BEGINNING_STRING": r"\A", "AT_END": r"\z", "AT_END_STRING": r"\z",
-    "AT_BOUNDARY": r"\b", "AT_NON_BOUNDARY": r"\B",
+    "AT_BEGINNING": r"\A", "AT_BEGINNING_STRING": r"\A", "AT_END_STRING": r"\z", "AT_BOUNDARY": r"\b",
+    "AT_NON_BOUNDARY": r"\B",
 }  # fmt: skip
-_ASCII: Final = {"DIGIT": "0-9", "WORD": "0-9A-Z_a-z", "SPACE": r"\t-\r\x20"}
-_UNICODE: Final = {"DIGIT": r"\p{Nd}", "WORD": r"\p{L}\p{N}_", "SPACE": r"\s\x1c-\x1f"}
-_LETTERS: Final = ((0x41, 0x5A, 0x20), (0x61, 0x7A, -0x20))
+_END: Final = -1
+_LETTERS: Final = 0x4E00
+_MARKS: Final = 0xE000
+"""Where the automaton's stand-ins begin: for characters that are part of a word, and for others."""
 
 
 @lru_cache(maxsize=1024)
-def compiled(pattern: str, word: Word = "matches") -> Callable[[str], bool]:
-    """Returns a test that the whole of a text matches the pattern; for `excludes`, that a part of it does."""
-    from pydantic_core import SchemaError, SchemaValidator, core_schema  # slow to import
+def compiled(pattern: str, word: Word = "matches") -> Passes:
+    """Returns a test that a text passes: its whole matches the pattern; for `excludes`, no part of it does.
 
+    A pattern reads letters, digits and case as ASCII. `excludes` also reads them as Unicode: what either reading finds
+    fails. Text that UTF-8 cannot hold fails both words.
+    """
     if type(pattern) is not str:
         raise ContractRefused("bound", f"{word}={pattern!r}; give a regular expression as text")
     try:
-        # ASCII, so that no character of another script counts as a digit or a letter.
         re.compile(pattern, re.ASCII)
-        tree = _PARSER.parse(pattern, re.ASCII)
-        written, size = _written(tree, tree.state.flags)
+        readings = [_Reading(pattern, flags) for flags in ((re.ASCII,) if word == "matches" else (re.ASCII, 0))]
+        size = max(reading.size for reading in readings)
         if size > SIZE_MAX:
             raise ValueError(f"it has {size} signs with its repeats written out, and {SIZE_MAX} are the most")
-        anchored = rf"\A(?:{written})\z" if word == "matches" else written
-        schema = core_schema.str_schema(pattern=anchored, strict=True, regex_engine="rust-regex")
-        return SchemaValidator(schema).isinstance_python
-    except (re.error, RecursionError, OverflowError, SchemaError, ValueError) as error:
+        plain = tuple(dict.fromkeys(_automaton(reading.written(word)) for reading in readings))
+    except (re.error, RecursionError, OverflowError, ValueError) as error:
         raise ContractRefused("bound", f"{word}: {pattern} does not compile ({error}); correct it") from None
+    expected = word == "matches"
+    has_end = not expected and any(_END in reading.parts for reading in readings)
+
+    def passes(text: str) -> bool:
+        if text.isascii() and not (has_end and text.endswith("\n")):
+            return all(match(text) is expected for match in plain)
+        return is_utf8(text) and all(reading.match(text, word) is expected for reading in readings)
+
+    return passes
 
 
-def _written(nodes: Iterable[Any], flags: int) -> tuple[str, int]:
-    """Returns the pattern of these nodes and its size."""
-    parts = [_node(str(op), operand, flags) for op, operand in nodes]
-    return "".join(text for text, _ in parts), sum(size for _, size in parts)
+@lru_cache(maxsize=256)
+def _automaton(written: str) -> Passes:
+    from pydantic_core import SchemaError, SchemaValidator, core_schema  # slow to import
+
+    try:
+        schema = core_schema.str_schema(pattern=written, strict=True, regex_engine="rust-regex")
+        return SchemaValidator(schema).isinstance_python
+    except SchemaError as error:
+        raise ValueError(str(error)) from None
 
 
-def _node(word: str, operand: Any, flags: int) -> tuple[str, int]:
-    match word:
-        case "LITERAL" | "NOT_LITERAL":
-            return _class([("LITERAL", operand)], flags, negated=word == "NOT_LITERAL"), 1
-        case "IN":
-            negated = str(operand[0][0]) == "NEGATE"
-            return _class([(str(op), value) for op, value in operand[negated:]], flags, negated=negated), 1
-        case "ANY":
-            return "(?s:.)" if flags & re.DOTALL else r"[^\n]", 1
-        case "AT":
-            return _edge(str(operand), flags), 1
-        case "SUBPATTERN":
-            text, size = _written(operand[3], _inner(flags, operand[1], operand[2]))
-            return f"(?:{text})", size
-        case "BRANCH":
-            branches = [_written(branch, flags) for branch in operand[1]]
-            return f"(?:{'|'.join(text for text, _ in branches)})", sum(size for _, size in branches)
-        case "MAX_REPEAT" | "MIN_REPEAT":
-            low, high, (text, size) = operand[0], operand[1], _written(operand[2], flags)
-            endless = high == _PARSER.MAXREPEAT
-            return f"(?:{text}){{{low},{'' if endless else high}}}", max(size, 1) * (low + 1 if endless else high)
-        case _:
-            raise ValueError("look-around, possessive repeats and back-references are exponential; see excludes=")
+class _Reading:
+    """A pattern under one set of flags: its syntax, and its atoms, which match one character each.
+
+    The automaton sees ASCII as it is. Of the characters beyond, those that no atom tells apart are one character to it.
+    """
+
+    __slots__ = ("_ascii", "_numbers", "atoms", "parts", "size")
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self.atoms: list[Callable[[str], object]] = []
+        self._ascii: list[list[int]] = []
+        self._numbers: dict[str, int] = {}
+        self._add(re.compile(r"\w").match)
+        self.parts: list[str | int] = []
+        """Syntax of the automaton, numbers of atoms, and `_END`."""
+        tree = _PARSER.parse(pattern, flags)
+        self.size = self._sequence(tree, tree.state.flags)
+
+    def match(self, text: str, word: Word) -> bool:
+        """Returns whether the automaton matches a text that UTF-8 can hold."""
+        signs = {char: tuple([atom(char) is not None for atom in self.atoms]) for char in set(text) if char > "\x7f"}
+        kinds = tuple(sorted(set(signs.values())))
+        stand_ins = {kind: _stand_in(number, kind) for number, kind in enumerate(kinds)}
+        # Python's $ matches before a newline at the end too. The automaton's then does so before each newline.
+        end = r"(?m:$)" if word == "excludes" and text.endswith("\n") else r"\z"
+        translated = text.translate({ord(char): stand_ins[kind] for char, kind in signs.items()})
+        return _automaton(self.written(word, kinds, end))(translated)
+
+    def written(self, word: Word, kinds: Signs = (), end: str = r"\z") -> str:
+        """Returns the pattern in the automaton's syntax."""
+        sets = [self._set(number, kinds) for number in range(len(self.atoms))]
+        parts = [part if isinstance(part, str) else end if part == _END else sets[part] for part in self.parts]
+        return rf"\A(?:{''.join(parts)})\z" if word == "matches" else "".join(parts)
+
+    def _set(self, number: int, kinds: Signs) -> str:
+        beyond = [ord(_stand_in(place, kind)) for place, kind in enumerate(kinds) if kind[number]]
+        codes = [*self._ascii[number], *beyond]
+        return f"[{''.join(_ranges(codes))}]" if codes else _NONE
+
+    def _sequence(self, nodes: Iterable[Any], flags: int) -> int:
+        """Adds the parts of these nodes, and returns their size."""
+        return sum([self._node(str(op), op, operand, flags) for op, operand in nodes])
+
+    def _group(self, nodes: Iterable[Any], flags: int, after: str = "") -> int:
+        self.parts.append("(?:")
+        size = self._sequence(nodes, flags)
+        self.parts.append(f"){after}")
+        return size
+
+    def _node(self, name: str, op: Any, operand: Any, flags: int) -> int:
+        match name:
+            case "LITERAL" | "NOT_LITERAL" | "IN" | "ANY":
+                self.parts.append(self._atom(op, operand, flags & _FLAGS))
+                return 1
+            case "AT":
+                self.parts.append(_edge(str(operand), flags))
+                return 1
+            case "SUBPATTERN":
+                return self._group(operand[3], _inner(flags, operand[1], operand[2]))
+            case "BRANCH":
+                size = 0
+                for number, branch in enumerate(operand[1]):
+                    self.parts.append("|" if number else "(?:")
+                    size += self._sequence(branch, flags)
+                self.parts.append(")")
+                return size
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                low, high = int(operand[0]), int(operand[1])
+                endless = high == _PARSER.MAXREPEAT
+                size = self._group(operand[2], flags, f"{{{low},{'' if endless else high}}}")
+                return max(size, 1) * (low + 1 if endless else high)
+            case _:
+                raise ValueError("look-around, possessive repeats and back-references are exponential; see excludes=")
+
+    def _atom(self, op: Any, operand: Any, flags: int) -> int:
+        """Returns the number of an atom, which Python compiles alone."""
+        key = f"{flags} {op} {operand}"
+        if key not in self._numbers:
+            state = _PARSER.State()
+            state.flags = flags
+            alone: re.Pattern[str] = _COMPILER.compile(_PARSER.SubPattern(state, [(op, operand)]), flags)
+            self._numbers[key] = self._add(alone.match)
+        return self._numbers[key]
+
+    def _add(self, atom: Callable[[str], object]) -> int:
+        self.atoms.append(atom)
+        self._ascii.append([code for code in range(128) if atom(chr(code)) is not None])
+        return len(self.atoms) - 1
+
+
+_NONE: Final = r"[^\x{0}-\x{10ffff}]"
+
+
+def _ranges(codes: list[int]) -> Iterator[str]:
+    first = codes[0]
+    for code, following in zip(codes, [*codes[1:], None], strict=True):
+        if following != code + 1:
+            yield rf"\x{{{first:x}}}-\x{{{code:x}}}"
+            first = following or 0
+
+
+def _stand_in(number: int, kind: tuple[bool, ...]) -> str:
+    """Returns the character that stands for a kind. To both engines it is part of a word, or to neither."""
+    return chr((_LETTERS if kind[0] else _MARKS) + number)
 
 
 def _inner(flags: int, added: int, removed: int) -> int:
@@ -90,28 +192,10 @@ def _inner(flags: int, added: int, removed: int) -> int:
     return (flags & ~scripts if added & scripts else flags) & ~removed | added
 
 
-def _edge(word: str, flags: int) -> str:
-    if flags & re.MULTILINE and word in ("AT_BEGINNING", "AT_END"):
-        return "(?m:^)" if word == "AT_BEGINNING" else "(?m:$)"
-    edge = _EDGES[word]
+def _edge(name: str, flags: int) -> str | int:
+    if flags & re.MULTILINE and name in ("AT_BEGINNING", "AT_END"):
+        return "(?m:^)" if name == "AT_BEGINNING" else "(?m:$)"
+    if name == "AT_END":
+        return _END
+    edge = _EDGES[name]
     return f"(?-u:{edge})" if edge in (r"\b", r"\B") and flags & re.ASCII else edge
-
-
-def _class(members: Iterable[tuple[str, Any]], flags: int, *, negated: bool) -> str:
-    text = "".join(part for op, operand in members for part in _member(op, operand, flags))
-    folded = "i:" if flags & re.IGNORECASE and not flags & re.ASCII else ":"
-    return f"(?{folded}[{'^' * negated}{text}])"
-
-
-def _member(op: str, operand: Any, flags: int) -> Iterator[str]:
-    if op == "CATEGORY":
-        word = str(operand).removeprefix("CATEGORY_")
-        signs = (_ASCII if flags & re.ASCII else _UNICODE)[word.removeprefix("NOT_")]
-        yield f"[^{signs}]" if word.startswith("NOT_") else signs
-        return
-    low, high = (operand, operand) if op == "LITERAL" else operand
-    yield rf"\x{{{low:x}}}-\x{{{high:x}}}"
-    if flags & re.IGNORECASE and flags & re.ASCII:
-        for first, last, other in _LETTERS:
-            if (start := max(low, first)) <= (end := min(high, last)):
-                yield rf"\x{{{start + other:x}}}-\x{{{end + other:x}}}"

@@ -16,6 +16,7 @@ from killick.contracts.lookalikes import folded, kind_of
 from killick.contracts.regex import CHARS_MAX, Word, compiled
 from killick.contracts.schema import TYPES, Bound, number_of
 from killick.errors import ContractRefused
+from killick.text import LONE_SURROGATE, is_utf8, printable
 
 Test: TypeAlias = Callable[[Any], "str | None"]
 
@@ -33,13 +34,15 @@ NEEDED: Final = {
 def as_test(bound: Bound) -> Test:
     """Compiles a bound to a test."""
     tests = list(_tests(bound))
-    is_optional = bound.optional
-    if len(tests) == 1 and not is_optional:
+    is_optional, reads_text = bound.optional, bound.min is None and bound.max is None
+    if len(tests) == 1 and not is_optional and not reads_text:
         return tests[0]
 
     def test(value: Any) -> str | None:
         if value is None and is_optional:
             return None
+        if reads_text and type(value) is str and not is_utf8(value):
+            return f" {LONE_SURROGATE}"
         for each in tests:
             complaint = each(value)
             if complaint is not None:
@@ -54,7 +57,8 @@ def shown(value: object) -> str:
     if type(value) is int and value.bit_length() > 200:
         return "a number of very many digits"
     if isinstance(value, str):
-        return f'"{value}"' if len(value) <= SHOWN_CHARS_MAX else f'"{value[:SHOWN_CHARS_MAX]}…"'
+        text = printable(value[:SHOWN_CHARS_MAX])
+        return f'"{text}"' if len(value) <= SHOWN_CHARS_MAX else f'"{text}…"'
     if value is None or isinstance(value, bool):
         return {None: "nothing", True: "true", False: "false"}[value]
     if isinstance(value, int | float | Decimal):
@@ -147,15 +151,15 @@ def _of_length(least: int, most: int | None) -> Test:
 
 
 def _matching(pattern: str, word: Word) -> Test:
-    match, expected = compiled(pattern, word), word == "matches"
-    needed = f"it has to match {pattern}" if expected else f"nothing in it may match {pattern}"
+    passes = compiled(pattern, word)
+    needed = f"it has to match {pattern}" if word == "matches" else f"nothing in it may match {pattern}"
 
     def test(value: Any) -> str | None:
         if type(value) is not str:
             return f" is {shown(value)}; text is needed"
         if len(value) > CHARS_MAX:
             return f" is {len(value)} characters long; at most {CHARS_MAX} are compared with a pattern"
-        return None if match(value) is expected else f" is {shown(value)}; {needed}"
+        return None if passes(value) else f" is {shown(value)}; {needed}"
 
     return test
 
