@@ -330,3 +330,19 @@ def test_a_tool_that_is_tried_once_is_told_what_a_timeout_does_to_it_and_a_death
     assert {finding.kind for finding in report.findings} == {"fragile"}
     assert [finding.title for finding in report.findings] == ["one timeout of once fails the run"]
     assert report.findings[0].why.endswith("It was not tried again: no attempt was left.")
+
+
+ONE_SIDED = killick.Contract("one_sided", [killick.rules.arguments("charge", amount={"max": 500})])
+
+
+@killick.agent(contract=ONE_SIDED)
+async def charging(run: killick.Run, order: str) -> int:
+    return (await run.call(charge, order, 5)).number
+
+
+def test_a_contract_that_limits_a_number_on_one_side_is_advised() -> None:
+    report = check(charging, input="o1")
+    [advice] = report.advice
+    assert (advice.kind, report.holds) == ("one_sided", True)
+    assert "amount" in advice.title
+    assert "min = 0" in advice.fix

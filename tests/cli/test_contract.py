@@ -158,6 +158,15 @@ def test_showing_prints_the_whole_contract_for_programs(cli: Cli) -> None:
     assert (told["digest"], [rule["name"] for rule in told["rules"]][1:3]) == (claims.digest, ["sums", "large sums"])
 
 
+def test_a_number_that_is_limited_on_one_side_is_warned_of(cli: Cli) -> None:
+    Path("stricter.toml").write_text(STRICTER.replace("min = 1, ", ""), encoding="utf-8")
+    _, text, _ = cli("show", "stricter.toml")
+    assert "~ amount has max 300 and no min" in text
+    _, data, _ = cli("show", "stricter.toml", "--json")
+    [warning] = json.loads(data)[0]["warnings"]
+    assert warning.endswith("write {min = 0, max = 300}")
+
+
 # rejudge ------------------------------------------------------------------------------------------
 
 

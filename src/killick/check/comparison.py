@@ -14,6 +14,7 @@ from killick.check.crashes import WRITES, Ended, Story
 from killick.check.findings import Finding, Reached, relative
 from killick.check.stage import TROUBLES, Called, Declared, Stage
 from killick.check.static_analysis import Spot, place_of_step, tools_named
+from killick.contracts.one_sided import open_ends
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import UnrecordedIO
 from killick.definitions.tools import TOOLS, Tool
@@ -257,6 +258,7 @@ class FindingCollector:
             if finding is not None:
                 found.append(finding)
         found += list(self._tools())
+        found += list(self._open_ends())
         if self._expired is not None:
             found.append(self._expires(self._expired))
         order = ["fault", "advice"]
@@ -461,6 +463,17 @@ class FindingCollector:
             why="Without a declaration it counts as at_most_once.",
             fix=_declaration(name, tool),
         )
+
+    def _open_ends(self) -> Iterator[Finding]:
+        contract = self.agent.options.contract
+        for end in open_ends(contract.rules) if contract is not None else ():
+            yield Finding(
+                kind="one_sided",
+                title=f"the rule {end.rule} limits {end.argument} on one side",
+                where=place_of(self.agent.fn),
+                why=f"{end.argument} {end.why}.",
+                fix=end.fix,
+            )
 
     def _expires(self, story: Story) -> Finding:
         prompt = getattr(stage_of(story).struck, "prompt", "a question")

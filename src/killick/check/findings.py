@@ -9,12 +9,14 @@ import msgspec
 
 FindingKind = Literal[
     "twice", "lost", "differs", "hangs", "fails", "outside", "keeps", "swallows", "sleeps", "tasks", "undeclared",
-    "not_undone", "fragile", "wakes", "expires", "unreached",
+    "not_undone", "fragile", "wakes", "expires", "unreached", "one_sided",
 ]  # fmt: skip
 Weight = Literal["fault", "advice"]
 Verdict = Literal["faults", "warnings", "incomplete", "sound"]
 
-ADVICE: Final[frozenset[FindingKind]] = frozenset({"undeclared", "fragile", "wakes", "expires", "unreached"})
+ADVICE: Final[frozenset[FindingKind]] = frozenset(
+    {"undeclared", "fragile", "wakes", "expires", "unreached", "one_sided"}
+)
 """The findings that only inform. All others break something."""
 
 

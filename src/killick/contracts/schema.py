@@ -107,7 +107,7 @@ def bound_of(value: object) -> Bound:
     """Parses the table of a bound."""
     table = declarations.table(value)
     if table is None:
-        raise ContractRefused("bound", f"{value!r}; give a table such as {{max = 1000}}")
+        raise ContractRefused("bound", f"{value!r}; give a table such as {{min = 0, max = 1000}}")
     declarations.refuse_unknown("bound", table, Bound.__struct_fields__)
     return Bound(**table)
 

@@ -18,6 +18,7 @@ from killick.cli.context import Shell, agent_option, command, since_option, tag_
 from killick.cli.exit_codes import CommandFailed, Exit, nearest
 from killick.cli.selection import STATUSES, Selection, select
 from killick.contracts.contract import Contract
+from killick.contracts.one_sided import open_ends
 from killick.contracts.rules import Rule
 from killick.definitions.agents import AGENTS, Agent, read_contract
 from killick.definitions.tools import TOOLS
@@ -45,7 +46,17 @@ def show_command(shell: Shell, target: str) -> None:
     killick contract show claims.toml
     """
     found = list(_found(shell, target))
-    shell.emit([{"of": of, "digest": contract.digest, **contract.spec} for of, contract in found])
+    shell.emit(
+        [
+            {
+                "of": of,
+                "digest": contract.digest,
+                **contract.spec,
+                "warnings": list(map(str, open_ends(contract.rules))),
+            }
+            for of, contract in found
+        ]
+    )
     for number, (of, contract) in enumerate(found):
         if number:
             shell.out.print()
@@ -56,17 +67,15 @@ def _show_contract(shell: Shell, contract: Contract, of: str) -> None:
     head = Text.assemble((contract.name, "bold"), f"  {counted(len(contract.rules), 'rule')}", (f"{of}", "dim"))
     head.append(f"\n  sha256 {contract.digest}", style="dim")
     shell.print(head)
+    ends = open_ends(contract.rules)
     wide = min(max((len(rule.name) for rule in contract.rules), default=0), 24)
     for number, rule in enumerate(contract.rules, 1):
         lead = Text.assemble((f"{number:>4}  ", "dim"), (f"{paint.brief(rule.name, wide):<{wide}}  ", "cyan"))
         shell.row(
             lead, Text(paint.arguments({name: each for name, each in rule.spec.items() if name != "name"}, _RULE_CHARS))
         )
-        for name in _unknown_tools(rule):
-            shell.row(
-                Text("      ~ ", style="yellow"),
-                Text(f"no tool is called {name}; {nearest(name, TOOLS, 'declare it, or mend the rule')}"),
-            )
+        for warning in (*_unknown_tools(rule), *(str(each) for each in ends if each.rule == rule.name)):
+            shell.row(Text("      ~ ", style="yellow"), Text(warning))
     for role, names in contract.people.items():
         shell.print(Text.assemble((f"      {role}", "bold"), f" are {listed(names)}"))
     stops = f"      {contract.rejections} rejections in a row pause a run"
@@ -74,11 +83,11 @@ def _show_contract(shell: Shell, contract: Contract, of: str) -> None:
 
 
 def _unknown_tools(rule: Rule) -> Iterator[str]:
-    """The tools that a rule names and the app does not have. Without an app nothing is known of them."""
+    """Warns of tools that a rule names and the app does not have. Without an app nothing is known of them."""
     named: list[str] = [*rule.tools, *(rule.terms if rule.kind in ("allow", "once", "after") else ())]
     for name in dict.fromkeys(named) if TOOLS else ():
         if name.isidentifier() and name not in (*TOOLS, "send", "update"):
-            yield name
+            yield f"no tool is called {name}; {nearest(name, TOOLS, 'declare it, or mend the rule')}"
 
 
 def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
