@@ -168,6 +168,8 @@ class Contract:
             return cls.from_spec(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise ContractRefused("contract", f"is not valid TOML ({error}); correct the file") from None
+        except RecursionError:
+            raise ContractRefused("contract", "is nested too deeply; flatten it") from None
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Contract) else NotImplemented

@@ -56,7 +56,7 @@ def compiled(pattern: str, word: Word = "matches") -> Passes:
         if size > SIZE_MAX:
             raise ValueError(f"it has {size} signs with its repeats written out, and {SIZE_MAX} are the most")
         plain = tuple(dict.fromkeys(_automaton(reading.written(word)) for reading in readings))
-    except (re.error, RecursionError, OverflowError, ValueError) as error:
+    except (re.error, RecursionError, OverflowError, ValueError, Warning) as error:
         raise ContractRefused("bound", f"{word}: {pattern} does not compile ({error}); correct it") from None
     expected = word == "matches"
     has_end = not expected and any(_END in reading.parts for reading in readings)
