@@ -27,6 +27,7 @@ from killick.engine.control.inbox import COMMAND, delivery
 from killick.errors import (
     AgentUnknown,
     AnswerRefused,
+    BoundaryUnknown,
     CalledDirectly,
     DeclarationRefused,
     DurationRefused,
@@ -1118,3 +1119,16 @@ def test_messages_that_tasks_send_in_one_turn_share_a_commit_and_each_task_gets_
         assert [type(each) for each in outcomes if each is not None] == [RunUnknown, AnswerRefused]
         assert isinstance(outcomes[4], RunUnknown)
         assert all(len(kd.runtime.store.messages(name)) == 1 for name in names)
+
+
+def test_a_diff_of_more_than_two_places_is_refused_in_one_line() -> None:
+    with killick.open("memory:") as kd:
+        for places, against in ((("start", "now", "now"), None), (("start", "now"), "other")):
+            with pytest.raises(BoundaryUnknown, match="too many places"):
+                kd.diff("r", *places, against=against)
+
+
+def test_a_search_takes_any_limit() -> None:
+    with killick.open("memory:") as kd:
+        for limit in (-2, 0, 1 << 80, None):
+            assert list(kd.find.answers(limit=limit)) == []

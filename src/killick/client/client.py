@@ -22,7 +22,7 @@ from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.views import Listed, RunInfo, Wait
 from killick.engine.waits import waits
-from killick.errors import AnswerRefused, KillickError, StoreUnavailable
+from killick.errors import AnswerRefused, BoundaryUnknown, KillickError, StoreUnavailable
 from killick.history.diff import Diff, across, between
 from killick.history.run_info import info
 from killick.history.search.query import Finder
@@ -236,6 +236,8 @@ class AnyClient(Operations):
         places   one step, or two positions: `6:before`, `6:after`, `@17`, `start`, `now`
         against  another run; one position then applies to both
         """
+        if len(places) > (2 if against is None else 1):
+            raise BoundaryUnknown(run, places[-1], "too many places; give one step or two places, or one with against=")
         if against is not None:
             return across(self.runtime.log, run, against, *places)
         return between(self.runtime.log, run, *places)

@@ -30,6 +30,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import BaseModel
 
+from killick.errors import ValueRefused
+
 
 class DataSerializer(JsonPlusSerializer):
     """LangGraph's serializer. Restores its own safe types, and the types that this program has imported and that hold
@@ -90,6 +92,10 @@ RUNS_MAX: Final = 3
 """How many item ranges a list names one by one."""
 
 _DEFLATED_BYTES_MIN: Final = 96
+_FREE_BYTES: Final = 1 << 20
+_RATIO_MAX: Final = 100
+"""A frame of more bytes is not deflated to less than a hundredth, so that one from another store cannot fill memory."""
+_VALUE: Final = "a channel value"
 _MESSAGES: Final = "langchain_core.messages."
 _PLAIN: Final = (
     ormsgpack.OPT_NON_STR_KEYS | ormsgpack.OPT_PASSTHROUGH_DATACLASS | ormsgpack.OPT_PASSTHROUGH_DATETIME
@@ -246,10 +252,15 @@ class Unpacker:
 
     def _value(self, frame: bytes) -> Any:
         frame = inflated(frame)
-        if frame[:1] == b"m":
-            return self._serde.loads_typed(("msgpack", frame[1:]))
-        end = 2 + frame[1]
-        return self._serde.loads_typed((frame[2:end].decode(), frame[end:]))
+        try:
+            if frame[:1] == b"m":
+                return self._serde.loads_typed(("msgpack", frame[1:]))
+            end = 2 + frame[1]
+            return self._serde.loads_typed((frame[2:end].decode(), frame[end:]))
+        except (ValueError, LookupError, TypeError, NotImplementedError, RecursionError) as error:
+            if not is_readable(self._serde):
+                raise
+            raise _damaged(error) from error
 
 
 def items_of(packed: Any) -> Iterator[int]:
@@ -258,7 +269,11 @@ def items_of(packed: Any) -> Iterator[int]:
         case tuple():
             yield from range(packed[0], packed[0] + (packed[1] if len(packed) == 2 else 1))
         case bytes() if packed[:1] in (b"n", b"N"):
-            yield from accumulate(msgspec.msgpack.decode(inflated(packed)[1:], type=list[int]))
+            try:
+                steps = msgspec.msgpack.decode(inflated(packed)[1:], type=list[int])
+            except msgspec.DecodeError as error:
+                raise _damaged(error) from error
+            yield from accumulate(steps)
         case list():
             for part in packed:
                 yield from items_of(part)
@@ -307,7 +322,17 @@ def inflated(frame: bytes) -> bytes:
     """Returns an undeflated frame."""
     if not frame[:1].isupper():
         return frame
-    return frame[:1].lower() + zlib.decompressobj(-15, zdict=_COMMON).decompress(frame[1:])
+    most = max(_FREE_BYTES, _RATIO_MAX * len(frame))
+    work = zlib.decompressobj(-15, zdict=_COMMON)
+    try:
+        body = work.decompress(frame[1:], most)
+    except zlib.error as error:
+        raise _damaged(error) from error
+    if work.unconsumed_tail:
+        raise ValueRefused(
+            _VALUE, f"inflates to over {most:,} bytes, which none does that Killick wrote; verify the store"
+        )
+    return frame[:1].lower() + body
 
 
 def _deflated(frame: bytes) -> bytes:
@@ -315,7 +340,12 @@ def _deflated(frame: bytes) -> bytes:
         return frame
     work = zlib.compressobj(6, zlib.DEFLATED, -15, zdict=_COMMON)
     small = frame[:1].upper() + work.compress(frame[1:]) + work.flush()
-    return small if len(small) < len(frame) else frame
+    fits = len(frame) <= max(_FREE_BYTES, _RATIO_MAX * len(small))
+    return small if fits and len(small) < len(frame) else frame
+
+
+def _damaged(error: Exception) -> ValueRefused:
+    return ValueRefused(_VALUE, f"is damaged ({error}); run killick store verify")
 
 
 def _names_items(part: Any) -> bool:

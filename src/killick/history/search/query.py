@@ -46,6 +46,8 @@ from killick.model.ledger import Effect
 from killick.model.state import State
 from killick.store.records import ASKS, NO_DEADLINE, IndexQuery, RunQuery, TermPosition
 
+_RESULTS_MAX: Final = 1 << 40
+"""No store has as many, and a C function counts to them."""
 _PAGE_MIN: Final = 64
 _PAGE_MAX: Final = 4_096
 _STATES_MAX: Final = 64
@@ -276,6 +278,8 @@ class Finder(Group[C]):
 
     def _ask(self, groups: list[set[int]], read: _Read[T], within: Within, also: Iterable[T] = ()) -> Findings[T]:
         log, agent, run, limit = self._log, within.get("agent"), within.get("run"), within.get("limit", 100)
+        if limit is not None:
+            limit = min(max(limit, 0), _RESULTS_MAX)
         if agent is not None:
             groups = [*groups, {term("in", agent)}]
         if run is not None and log.store.head(run) is None:
