@@ -23,6 +23,7 @@ from killick.errors import KeyRefused, RunWaiting
 from killick.history import vaults
 from killick.log import Log, verify
 from killick.store import MemoryStore, SqliteStore
+from killick.store.protocol import raw_store
 from world import World
 
 KEY = bytes(range(32))
@@ -346,7 +347,7 @@ def test_the_files_of_a_data_subject_are_under_their_key_and_go_with_it(tmp_path
 def test_an_answer_and_a_message_to_a_run_in_memory_are_encrypted() -> None:
     with killick.open("memory:", keys=KEY) as kd:
         live(kd)
-        raw: Any = kd.runtime.store.raw  # type: ignore[attr-defined]
+        raw = raw_store(kd.runtime.store)
         assert isinstance(raw, MemoryStore)
         for run in ("r", "below", "forked"):
             assert all(SECRET.encode() not in message.body for message in raw.messages(run))

@@ -9,6 +9,7 @@ from folded import fold_ledger, fold_timeline
 from killick.log.derived import apply_events, snapshot_of
 from killick.model import events as e
 from killick.model.chunks import Blob
+from killick.model.cipher import Place
 from killick.model.fold import Fold, timeline
 from killick.model.ledger import Ledger
 from seeds import repeats
@@ -251,7 +252,7 @@ def test_steps_after_a_snapshot_are_read_as_without_it() -> None:
         at = 0
         for end in (*saved_at, len(events)):
             apply_events(fold, ledger, events[at:end])
-            at, root = end, snapshot_of(fold, ledger, end, b"").root
+            at, root = end, snapshot_of(fold, ledger, Place("r", end, b""), None).root
         waits = fold.with_one_returned(1).steps
         assert [step.id for step in fold.steps] == [step.id for step in waits] == [str(n) for n in range(1, 100)]
         assert len(ledger.effects) == len(fold.effects) == 99

@@ -30,7 +30,7 @@ from killick.model.chunks import Blob, gathered
 from killick.model.cipher import is_encrypted
 from killick.permissions import read_input
 from killick.store.memory import MemoryStore
-from killick.store.protocol import Store, keys_of, opened, opened_piece
+from killick.store.protocol import Store, keys_of, opened, opened_message, opened_piece
 from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Message, Row
 from killick.type_init import ready
 
@@ -132,9 +132,11 @@ def export(log: Log, run: str) -> bytes:
         for each in sent:
             body = msgspec.Raw(each.body)
             messages.append(MessageLine(each.run, each.number, each.id, each.name, each.at_us, body, each.by))
-        written = [row.data for row in rows if row.data is not None] + [each.body for each in sent]
+        store, of = log.store, ancestor.run
+        clear = [opened(store, of, row.seq, row.data) for row in rows if row.data is not None]
+        clear += [opened_message(store, each) for each in sent]
         try:
-            gathered([opened(log.store, each) or b"" for each in written], log.store.pieces, found)
+            gathered([each or b"" for each in clear], store.pieces, found)
         except ValueBroken as error:
             raise log.damaged(run, error) from None
     if raw is not log.store:
@@ -322,9 +324,9 @@ class Export:
         if isinstance(first, e.RunStarted) and first.key is not None:
             self.secret_key = keys.cipher(first.key).digest_key
         for run, rows in self.rows.items():
-            self.rows[run] = [replace(row, data=row.data and opened(store, row.data)) for row in rows]
+            self.rows[run] = [replace(row, data=row.data and opened(store, run, row.seq, row.data)) for row in rows]
         for run, sent in self.messages.items():
-            self.messages[run] = [replace(each, body=opened(store, each.body) or ERASED_BODY) for each in sent]
+            self.messages[run] = [replace(each, body=opened_message(store, each) or ERASED_BODY) for each in sent]
         self.pieces = {digest: opened_piece(store, piece) for digest, piece in self.pieces.items()}
         self._is_verified = True  # the hashes cover the stored form
         return self

@@ -57,11 +57,11 @@ def answer(
     message_id, name, places = inbox.answer_id(run, found.step, found.opened), inbox.ANSWER, ALL_PLACES
     if found.need > 1 and verb == "approve":  # one vote a person, however often they click
         name, message_id, places = inbox.VOTE, f"{message_id}#{by}", 1
-    slot = of_wait(found.step, found.opened, places)
+    slot = of_wait(run, found.step, found.opened, places, engine.store.secret_key)
     try:
         delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx, slot=slot)
     except DeliveryRefused as refused:
-        _refuse_closed(engine, found.id, run, found.step, only=slot, by=by, need=found.need)
+        _refuse_closed(engine, found.id, run, found.step, opened=found.opened, by=by, need=found.need)
         raise AnswerRefused(found.id, "the question is no longer open; read the inbox again") from refused
     if not delivered.fresh and name == inbox.VOTE and delivered.message.taken is not None and by not in found.votes:
         # The run took this person's vote and did not count it; they may vote again.
@@ -129,16 +129,16 @@ def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
 
 
 def _refuse_closed(
-    engine: Engine, wait: str, run: str, step: str, *, only: Slot | None = None, by: str | None = None, need: int = 1,
+    engine: Engine, wait: str, run: str, step: str, *, opened: int = 0, by: str | None = None, need: int = 1,
 ) -> None:  # fmt: skip
     """Raises AlreadyAnswered, with the first approver, or AlreadyAgreed, if the wait has its answer or its votes."""
-    meant = f":{step}@{only.token}" if only is not None else f":{step}@" if step else ":"
+    meant = f":{step}@{opened or ''}" if step else ":"
     there = [each for each in engine.store.messages(run) if meant in each.id]
     for message in reversed(there):
         if message.name == inbox.ANSWER:
             raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
     votes = [message for message in there if message.name == inbox.VOTE]
-    if only is None or not votes:
+    if not opened or not votes:
         return
     if by in (names := [str(message.by) for message in votes]):
         raise AlreadyAgreed(wait, by=by, votes=names, need=need)

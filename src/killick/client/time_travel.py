@@ -43,9 +43,10 @@ from killick.errors import (
 from killick.log.log import Log
 from killick.log.writer import AppendExtras, Entry, RunLog
 from killick.logger import get_logger
-from killick.model import event_codec, hashing
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import through_codec
+from killick.model.cipher import Place
 from killick.model.facts import OUT_OF_BAND, Step
 from killick.model.fold import Fold
 from killick.model.ledger import Capture, Ledger
@@ -197,8 +198,8 @@ def _create_fork(engine: Engine, found: Fork) -> None:
     parent = log.head(forked.parent)
     rights: AppendExtras = {"sends": found.sends}
     if parent.holder is None:
-        body = event_codec.encode(made)
-        row = Row(seq=parent.seq + 1, body=body, data=None, hash=hashing.link(parent.hash, body))
+        place = Place(parent.run, parent.seq + 1, parent.hash)
+        row = Row(place.seq, *event_codec.chained(place, made, None, log.cipher(parent.run)))
         rights["also"] = (
             Append(run=parent.run, after=parent.seq, before=parent.hash, epoch=parent.epoch, rows=(row,)),
         )

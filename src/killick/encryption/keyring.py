@@ -19,10 +19,12 @@ from killick.encryption.master_key import DestroysKeys, MasterKey
 from killick.errors import HeadMoved, KeyRefused, RunExists
 from killick.ids import RandomIds
 from killick.log.log import Log
+from killick.log.slots import root_of
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
 from killick.model import system_events
-from killick.model.cipher import Cipher, derived, key_in
+from killick.model.cipher import Cipher, Place, derived, key_in
+from killick.model.event_codec import decode
 from killick.model.facts import LIVE
 from killick.sanitizer import visible_line
 from killick.store.protocol import Store
@@ -32,6 +34,11 @@ T = TypeVar("T")
 
 AGENT: Final = "killick.keys"
 _LOGS: Final = f"{OWN_RUNS}key:"
+_OWN_EVENTS: Final = frozenset({
+    e.RunStarted, e.RunPaused, e.RunResumed, e.RunCompleted, e.RunRepaired, e.ValueErasedOnPurpose,
+    system_events.EntryKept,
+})  # fmt: skip
+"""The events in a log of keys."""
 _OWNER_BYTES: Final = 12
 _ID_BYTES: Final = 14
 _STORE: Final = bytes(_OWNER_BYTES)
@@ -66,12 +73,13 @@ class Keyring:
         self._log = Log(store, clock=clock, behind=False)
         self._secrets: dict[bytes, _Secret] = {}
         self._ciphers: dict[bytes, Cipher] = {}
-        self._runs: dict[str, str] = {}
+        self._runs: dict[str, tuple[str, str]] = {}
         self._store_id = self._current(_STORE)
         store_secret = self._secret(self._store_id)
         assert store_secret is not None, "only a subject's key is ever destroyed"
         self._store_secret = store_secret
-        self.secret_key = Cipher(self._store_id + bytes(8), store_secret).digest_key
+        self.own = Cipher(self._store_id + bytes(8), store_secret)
+        self.secret_key = self.own.digest_key
         """The key for digests that are compared between unrelated runs."""
 
     def close(self) -> None:
@@ -89,18 +97,36 @@ class Keyring:
 
     def key_of(self, run: str) -> str:
         """Returns the name of a run's key; a fork has its parent's. An unknown run has one of the store's."""
+        return self._of(run)[0]
+
+    def root_of(self, run: str) -> str:
+        """Returns the first run in the chain of renewals of a run, for which its messages are sealed."""
+        return self._of(run)[1]
+
+    def _of(self, run: str) -> tuple[str, str]:
         found = self._runs.get(run)
         if found is None:
             head = self._store.head(run)
             if head is None:
-                return self.key_for(None, run)
+                return self.key_for(None, run), run
             first = self._log.event(run, 1)
-            named = first.key if isinstance(first, e.RunStarted) else None
-            found = named or self.key_for(None, run)
+            named, tags = (first.key, first.tags) if isinstance(first, e.RunStarted) else (None, ())
+            found = named or self.key_for(None, run), root_of(run, tags)
             if len(self._runs) >= _KNOWN_MAX:
                 self._runs.clear()
             self._runs[run] = found
         return found
+
+    def keeps_plain(self, run: str) -> bool:
+        """Returns whether a run is a log of keys, which a master key protects."""
+        return run.startswith(_LOGS)
+
+    def proves(self, place: Place, body: bytes) -> bool:
+        """Returns whether a process with the keys appended an event there, also one of an erased subject."""
+        if self.keeps_plain(place.run):
+            event = decode(body)
+            return type(event) in _OWN_EVENTS and getattr(event, "agent", AGENT) == AGENT
+        return self.own.proves(place, body)
 
     def key_for(self, subject: str | None, run: str) -> str:
         """Returns the name of the key of a new run."""
@@ -141,14 +167,14 @@ class Keyring:
         key_id = e.from_text(key)[:_ID_BYTES]
         return None if key_id == self._store_id else key_id.hex()
 
-    def decrypted(self, sealed: bytes, codec: bytes = b"data") -> bytes | None:
-        """Returns plain bytes; None if their key was destroyed. ValueError if they are damaged."""
+    def decrypted(self, sealed: bytes, place: bytes) -> bytes | None:
+        """Returns plain bytes; None if their key was destroyed. ValueError if they are not what was sealed there."""
         cipher = self._cipher(key_in(sealed))
         if cipher is None:
             return None
-        body = cipher.decrypt(sealed, codec)
+        body = cipher.decrypt(sealed, place)
         if body is None:
-            raise ValueError("it was not encrypted by the key that it names")
+            raise ValueError("it was not sealed for this place by the key that it names")
         return body
 
     def _cipher(self, key: bytes) -> Cipher | None:

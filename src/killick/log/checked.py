@@ -2,7 +2,8 @@
 
 A row must follow its predecessor in the chain, and its data and chunks must have the hashes that name them. What does
 not is damage on the disk: the run is quarantined alone, and the read raises. Hashes are of what is stored, so this is
-below encryption. It finds damage, not forgery: a writer of the file can change a body with its hashes.
+below encryption. In an encrypted store each row has a MAC, too. Without keys it finds damage, not forgery: a writer of
+the file can change a body with its hashes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from killick.errors import KillickError, LogError, RunBroken, ValueBroken
 from killick.model import event_codec, hashing
 from killick.model.chunks import Blob, check
+from killick.model.cipher import Place
 from killick.model.events import URL_SAFE, RunRepaired, from_text
 from killick.store.protocol import Store
 from killick.store.records import READ_LIMIT, Message, Opening, Row
@@ -24,8 +26,12 @@ from killick.store.records import READ_LIMIT, Message, Opening, Row
 Part: TypeAlias = tuple[Row | None, Sequence[Row]]
 """Rows, and the row before them, if it was read."""
 
+Proof: TypeAlias = Callable[[Place, bytes], bool]
+"""Returns whether the body of an event has the MAC of its place."""
+
 MISSING: Final = "the event is missing"
 UNCHAINED: Final = "body and hash do not fit the chain"
+FORGED: Final = "it was not appended with the key of its run"
 UNNAMED: Final = "the data does not match its hash"
 
 _REPAIRED: Final = b'{"kind":"run.repaired"'
@@ -59,8 +65,8 @@ class CheckedStore:
 
     is_checked = True
 
-    def __init__(self, raw: Store) -> None:
-        self.raw = raw
+    def __init__(self, raw: Store, proves: Proof | None = None) -> None:
+        self.raw, self._proves = raw, proves
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
@@ -95,7 +101,9 @@ class CheckedStore:
             rows = [row for row in found.rows if row.seq <= found.head.seq]
             shot = found.snapshot
             before, after = (self._genesis(run), 0) if shot is None else (shot.hash, shot.seq)
-            if fault(rows, before, after=after) is None or not (reason := self._damage(run, None, rows)):
+            if fault(run, rows, before, after=after, proves=self._proves) is None or not (
+                reason := self._damage(run, None, rows)
+            ):
                 return found  # of a fork, or after a damaged snapshot, the row before decides
             found = self.raw.opening(run, fold=fold)
         if found is None:
@@ -142,7 +150,9 @@ class CheckedStore:
             if not rows:
                 return rows
             hash_, after = (self._genesis(run), 0) if before is None else (before.hash, before.seq)
-            if fault(rows, hash_, after=after) is None or not (reason := self._damage(run, before, rows)):
+            if fault(run, rows, hash_, after=after, proves=self._proves) is None or not (
+                reason := self._damage(run, before, rows)
+            ):
                 return rows
         quarantine(self.raw, run, reason)
         raise broken(run, reason)
@@ -161,7 +171,7 @@ class CheckedStore:
                 hash_ = previous.hash
         except RunBroken as parent:
             return f"it forks {parent.run}, where {parent.reason} at event {parent.seq}"
-        found = fault(rows, hash_, after=after)
+        found = fault(run, rows, hash_, after=after, proves=self._proves)
         return "" if found is None else f"{found[1]} at event {found[0]}"
 
     def _hash_at(self, run: str, seq: int) -> bytes:
@@ -191,19 +201,26 @@ def broken(run: str, reason: str, *, seq: int = 0) -> RunBroken:
     return RunBroken(run, seq=int(at), reason=what) if what and at.isdigit() else RunBroken(run, seq=seq, reason=reason)
 
 
-def fault(rows: Sequence[Row], before: bytes | None, *, after: int) -> tuple[int, str] | None:
+def fault(
+    run: str, rows: Sequence[Row], before: bytes | None, *, after: int, proves: Proof | None = None
+) -> tuple[int, str] | None:
     """Returns the first row that is not as it was written, by its seq, and what is wrong; None if all are.
 
-    `before` is the chain hash at `after`; None where no event is there, and only a repair may follow.
+    `before` is the chain hash at `after`; None where no event is there, and only a repair may follow. `proves` compares
+    the MACs.
     """
     linked, dated, expected, last = hashing.LINKED.copy, hashing.DATED.copy, after + 1, before or b""
     for row in rows:
         seq, body, data = row.seq, row.body, row.data
         chain = linked()  # as `hashing.link`, without a call for every event
         chain.update(last + body)
+        if seq != expected or chain.digest() != row.hash:
+            if (repaired := _hash_before_repair(row)) is None:
+                return (seq, UNCHAINED) if seq == expected and (before or seq > after + 1) else (expected, MISSING)
+            last = repaired
+        if proves is not None and not proves(Place(run, seq, last), body):
+            return seq, FORGED
         last = row.hash
-        if (seq != expected or chain.digest() != last) and not _follows_repair(row):
-            return (seq, UNCHAINED) if seq == expected and (before or seq > after + 1) else (expected, MISSING)
         if data is not None:
             digest = dated()
             digest.update(data)
@@ -213,14 +230,15 @@ def fault(rows: Sequence[Row], before: bytes | None, *, after: int) -> tuple[int
     return None
 
 
-def _follows_repair(row: Row) -> bool:
-    """Returns whether an event is a repair, which follows the head's own hash and those it set aside."""
+def _hash_before_repair(row: Row) -> bytes | None:
+    """Returns what a repair follows: the head's own hash, and the events it set aside. None: the event is no repair."""
     if not row.body.startswith(_REPAIRED):
-        return False
+        return None
     try:
         event = event_codec.decode(row.body)
     except LogError:
-        return False
+        return None
     if not isinstance(event, RunRepaired) or event.last != row.seq - 1:
-        return False
-    return hashing.link(from_text(event.hash_head), row.body) == row.hash
+        return None
+    before = from_text(event.hash_head)
+    return before if hashing.link(before, row.body) == row.hash else None

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
 from killick.log.slots import slots_now
 from killick.model import hashing
 from killick.model.chunks import Blob
+from killick.model.cipher import Cipher, Place
 from killick.model.events import Event, StepIntended, StepStarted
 from killick.model.facts import PlainStep, plain_step
 from killick.model.fold import FOLD, JUMPS, Fold, goes_back
@@ -52,7 +54,7 @@ def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
 def indexed_again(store: Store, run: str, fold: Fold, *, at: int) -> bool:
     """Rewrites a run's index entry and its slots from its log at that seq. False: the head moved, or a message came."""
     messages = store.messages(run)
-    slots = slots_now(fold.facts, untaken(messages)).values()
+    slots = slots_now(fold.facts, untaken(messages), store.secret_key).values()
     return store.reindex(run, index_of(fold), at=at, slots=tuple(slots), delivered=len(messages))
 
 
@@ -72,7 +74,8 @@ def index_fits(store: Store, run: str, fold: Fold) -> bool:
 
 def slots_fit(store: Store, run: str, fold: Fold) -> bool:
     """Returns whether a run accepts what its log and its inbox say."""
-    return {slot.name: slot for slot in store.slots(run)} == slots_now(fold.facts, untaken(store.messages(run)))
+    said = slots_now(fold.facts, untaken(store.messages(run)), store.secret_key)
+    return {slot.name: slot for slot in store.slots(run)} == said
 
 
 def untaken(messages: Iterable[Message]) -> set[str]:
@@ -122,18 +125,26 @@ def events_of(seq: int, event: Event | PlainStep) -> Sequence[tuple[int, Event]]
     return ((seq, event.intended), (event.last, event.ended)) if isinstance(event, PlainStep) else ((seq, event),)
 
 
-class SnapshotRoot(msgspec.Struct):
-    """A stored snapshot: both folds at one seq."""
+class SnapshotRoot(msgspec.Struct, omit_defaults=True):
+    """A stored snapshot: both folds at one seq. In an encrypted store it has a MAC."""
 
     fold: msgspec.Raw
     ledger: msgspec.Raw
+    mac: str = ""
+
+    def sealed(self, place: Place, cipher: Cipher | None) -> SnapshotRoot:
+        """Returns it with the MAC of the event at which it was taken."""
+        if cipher is None:
+            return self
+        mac = cipher.mac(msgspec.json.encode(("snapshot", place, FOLD, self.fold, self.ledger)))
+        return structs.replace(self, mac=mac.decode())
 
 
-def snapshot_of(fold: Fold, ledger: Ledger, seq: int, hash_: bytes) -> Snapshot:
-    """Returns a snapshot of both folds, with only the chunks that changed."""
+def snapshot_of(fold: Fold, ledger: Ledger, place: Place, cipher: Cipher | None) -> Snapshot:
+    """Returns a snapshot of both folds after an event, with only the chunks that changed."""
     pieces: list[Blob] = []
     root = SnapshotRoot(msgspec.Raw(fold.save(pieces)), msgspec.Raw(ledger.save(pieces)))
-    body = msgspec.json.encode(root)
+    body = msgspec.json.encode(root.sealed(place, cipher))
     digest = hashing.value_hash("json", body)
     pieces.append(Blob(digest, "json", body))
-    return Snapshot(seq=seq, fold=FOLD, hash=hash_, root=digest, pieces=tuple(pieces))
+    return Snapshot(seq=place.seq, fold=FOLD, hash=place.hash, root=digest, pieces=tuple(pieces))

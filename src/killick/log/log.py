@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
+from hmac import compare_digest
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -33,7 +34,7 @@ from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog
 from killick.lru import Lru
 from killick.model import hashing
 from killick.model.chunks import Blob, gathered, unpack
-from killick.model.cipher import Cipher
+from killick.model.cipher import Cipher, Place
 from killick.model.event_codec import decode
 from killick.model.events import Event, RunForked, RunRewound, RunStarted, ValueErasedOnPurpose, from_text, to_text
 from killick.model.fold import FOLD, Fold, goes_back
@@ -194,8 +195,17 @@ class Log:
         )
 
     def cipher(self, run: str) -> Cipher | None:
-        """Returns the key of a run's values; None in a store without encryption."""
-        return None if self.keys is None else self.keys.cipher(self.keys.key_of(run))
+        """Returns the key of a run's values; None in a store without encryption, and for its logs of keys."""
+        if self.keys is None or self.keys.keeps_plain(run):
+            return None
+        return self.keys.cipher(self.keys.key_of(run))
+
+    def root_of(self, run: str, *, fork_of: str | None = None) -> str:
+        """Returns the first run in the chain of renewals of a run, for which its messages are sealed; of a fork that is
+        to be, its parent's, if that is a renewal."""
+        assert self.keys is not None, "only an encrypted store seals"
+        root = self.keys.root_of(fork_of or run)
+        return run if root == fork_of else root
 
     def key_of(self, run: str) -> str | None:
         """Returns the name of a run's key; None in a store without encryption."""
@@ -474,6 +484,10 @@ class Log:
             if piece is None or piece.body is None:
                 return None
             saved = msgspec.json.decode(piece.body, type=ready(SnapshotRoot))
+            own = None if self.keys is None else self.keys.own
+            sealed = saved.sealed(Place(run, snapshot.seq, snapshot.hash), own)
+            if not compare_digest(saved.mac, sealed.mac):
+                return None
             return Fold.load(saved.fold, fetch), Ledger.load(saved.ledger, fetch)
         except (ValueBroken, msgspec.DecodeError):
             return None
@@ -490,7 +504,7 @@ class Log:
         events = self._events(run, head.base, seq)
         fold, ledger = self.at_base(run)
         fold = self.applied(run, fold, ledger, events)
-        return {piece.hash: piece for piece in snapshot_of(fold, ledger, seq, b"").pieces}
+        return {piece.hash: piece for piece in snapshot_of(fold, ledger, Place(run, seq, b""), None).pieces}
 
     def _forget_snapshots(self, run: str) -> None:
         """Drops snapshots that do not match the log; the next append of many writes one again."""

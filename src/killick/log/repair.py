@@ -14,6 +14,7 @@ from killick.log.verify import last_good
 from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import pack
+from killick.model.cipher import Place
 from killick.store.records import Head, Row
 
 
@@ -44,9 +45,8 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
         doubts=tuple(_doubts(lost)),
         by=by,
     )
-    data, cipher = pack({"because": reason, "found": what}).raw, log.cipher(run)
-    data = data if cipher is None else cipher.encrypt_json(data)
-    row = Row(last + 1, *event_codec.chained(head.hash, event, data))
+    data, place = pack({"because": reason, "found": what}).raw, Place(run, last + 1, head.hash)
+    row = Row(last + 1, *event_codec.chained(place, event, data, log.cipher(run)))
     # The epoch rises, so that a current holder appends nothing more.
     moved = Head(run=run, seq=row.seq, hash=row.hash, epoch=head.epoch + 1, base=head.base, parent=head.parent)
     log.store.repair(moved, keep=kept, rows=[row])

@@ -15,7 +15,7 @@ from killick.log.verify import erased_elsewhere, verify
 from killick.model import event_codec, hashing
 from killick.model import events as e
 from killick.model.chunks import Blob, children, references
-from killick.store.protocol import opened, opened_piece, raw_store
+from killick.store.protocol import opened, opened_message, opened_piece, raw_store
 from killick.store.records import Head, Row
 
 
@@ -142,9 +142,10 @@ class _Search:
     def values(self) -> None:
         """Looks for every value that the events, the messages and the values below them name."""
         rows = {**self._local, **self._whole}
-        data = [row.data for row in rows.values() if row.data is not None]
-        data += [message.body for message in self._raw.messages(self._head.run)]
-        wanted = {digest for each in data if b'{"$' in (clear := self._opened(each)) for digest in references(clear)}
+        run, store = self._head.run, self._log.store
+        clear = [opened(store, run, row.seq, row.data) or b"" for row in rows.values() if row.data is not None]
+        clear += [opened_message(store, message) or b"" for message in self._raw.messages(run)]
+        wanted = {digest for each in clear if b'{"$' in each for digest in references(each)}
         seen = set[bytes]()
         while wanted := wanted - seen:
             seen |= wanted
@@ -160,9 +161,6 @@ class _Search:
             whole = {digest: each for digest, each in local.items() if digest not in lost} | found
             below = (opened_piece(self._log.store, piece) for piece in whole.values())
             wanted = {child for piece in below if piece.body is not None for child in children(piece)}
-
-    def _opened(self, data: bytes) -> bytes:
-        return opened(self._log.store, data) or b""
 
 
 def _event(row: Row) -> tuple[int, e.Event]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from killick.model import events as e
+from killick.model.codec import DigestKey, digest_of
 from killick.model.facts import OWN_AGENTS, Facts
 from killick.store.slots import ALL_PLACES, ENDED_SLOT, NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 
@@ -20,15 +21,19 @@ def root_of(run: str, tags: Collection[str]) -> str:
     return next((tag.removeprefix(RENEWS) for tag in tags if tag.startswith(RENEWS)), run)
 
 
-def of_wait(step: e.StepId, opened: int, places: int) -> Slot:
-    """The slot of an open question. Its token is the event that asked, so that an answer fits no other question."""
-    return Slot(f"wait:{step}", str(opened), places)
+def of_wait(run: str, step: e.StepId, opened: int, places: int, key: bytes) -> Slot:
+    """The slot of an open question. Its token is the event that asked, so that an answer fits no other question; in an
+    encrypted store its MAC, by the key of the store's digests."""
+    token = str(opened)
+    if type(key) is DigestKey:
+        token = e.to_text(digest_of(f"slot {step} {opened} {run}".encode(), key))
+    return Slot(f"wait:{step}", token, places)
 
 
-def slots_of(facts: Facts) -> dict[str, Slot]:
+def slots_of(facts: Facts, key: bytes) -> dict[str, Slot]:
     """The slots of a run, by name. A question has one place for each approval that is missing."""
     found = [
-        of_wait(wait.step, wait.opened, wait.need - len(wait.votes))
+        of_wait(facts.run, wait.step, wait.opened, wait.need - len(wait.votes), key)
         for wait in facts.waits.values()
         if wait.waits_for in _OPENED
     ]
@@ -51,14 +56,14 @@ def answer_id(run: str, step: e.StepId, opened: int) -> str:
     return f"answer:{run}:{step}@{opened}"
 
 
-def slots_now(facts: Facts, waiting: Collection[str]) -> dict[str, Slot]:
+def slots_now(facts: Facts, waiting: Collection[str], key: bytes) -> dict[str, Slot]:
     """The slots of a run whose inbox has these messages, by id: an answer closes its slot, a vote takes a place."""
-    found = slots_of(facts)
+    found = slots_of(facts, key)
     for wait in facts.waits.values():
         answer = answer_id(facts.run, wait.step, wait.opened)
         taken = ALL_PLACES if answer in waiting else sum(each.startswith(f"{answer}#") for each in waiting)
-        if taken and (name := of_wait(wait.step, wait.opened, 0).name) in found:
-            found[name] = found[name].with_places(-taken)
+        if taken and (slot := found.get(f"wait:{wait.step}")) is not None:
+            found[slot.name] = slot.with_places(-taken)
     return found
 
 

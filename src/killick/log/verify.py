@@ -15,18 +15,19 @@ import msgspec
 from msgspec import structs
 
 from killick.errors import EventBroken, EventUnknown, StoreBroken, StoreError, StoreReadOnly
+from killick.log.checked import FORGED, UNCHAINED
 from killick.log.derived import index_fits, indexed_again, slots_fit, snapshot_of
 from killick.log.log import Log
 from killick.log.paging import heads, pages
 from killick.model import event_codec, hashing
 from killick.model import events as e
 from killick.model.chunks import Blob, children, references
-from killick.model.cipher import is_encrypted
+from killick.model.cipher import Place, is_encrypted
 from killick.model.fold import FOLD, Fold
 from killick.model.ledger import Ledger
 from killick.store.holes import next_readable
 from killick.store.protocol import Store, opened, opened_piece, raw_store
-from killick.store.records import Head, Problem, Row, Snapshot
+from killick.store.records import ERASED_BODY, Head, Problem, Row, Snapshot
 
 _TRIES: Final = 20
 _DERIVED: Final = ("piece_uses", "snapshots", "runs", "slots")
@@ -215,7 +216,7 @@ class _RunCheck:
     def __init__(self, log: Log, head: Head) -> None:
         self.log = log.unchecked()
         self.store, self.head = self.log.store, head
-        self.raw = raw_store(log.store)
+        self.raw, self.keys = raw_store(log.store), log.keys
         self.hidden = self.unreadable = False
         self.problems: list[Problem] = []
         self.seq: int = head.base
@@ -288,7 +289,7 @@ class _RunCheck:
 
     def _fold(self, rows: Sequence[Row], events: Sequence[tuple[int, e.Event]]) -> None:
         """Folds the next events, and compares each snapshot there: hash, root and all chunks."""
-        run, done = self.head.run, 0
+        run, done, own = self.head.run, 0, None if self.keys is None else self.keys.own
         if rows[0].seq == self.head.base + 1:
             self.fold, self.ledger = self.log.at_base(run)
             self.snapshots = {shot.seq: shot for shot in self.store.snapshots(run)}
@@ -296,7 +297,7 @@ class _RunCheck:
             shot = self.snapshots.get(row.seq)
             if shot is not None and shot.fold == FOLD:
                 self.fold = self.log.applied(run, self.fold, self.ledger, events[done:at])
-                done, fresh = at, snapshot_of(self.fold, self.ledger, row.seq, row.hash)
+                done, fresh = at, snapshot_of(self.fold, self.ledger, Place(run, row.seq, row.hash), own)
                 self.snapshot_pieces.update(piece.hash for piece in fresh.pieces)
                 if (fresh.hash, fresh.root) == (shot.hash, shot.root) and self._whole(fresh.pieces):
                     del self.snapshots[row.seq]
@@ -321,9 +322,12 @@ class _RunCheck:
                 break
             linked = copy()  # as `hashing.link`, without a call for every event
             linked.update(self.hash + body)
-            self.hash, self.seq = linked.digest(), seq
+            before, self.hash, self.seq = self.hash, linked.digest(), seq
             if self.hash != row.hash:
-                self.say("events", "body and hash do not fit the chain", seq)
+                self.say("events", UNCHAINED, seq)
+                break
+            if self.keys is not None and not self.keys.proves(Place(self.head.run, seq, before), body):
+                self.say("events", FORGED, seq)
                 break
             if kind in _NOTED:
                 self._event(seq, event)
@@ -371,15 +375,13 @@ class _RunCheck:
         elif e.to_text(hashing.data_hash(data)) != named:
             self.say("events", "the data does not match its hash", seq)
         elif b'{"$' in data:
-            self._pieces(seq, references(self._opened(data)))
+            self._pieces(seq, references(self._opened(seq, data)))
         return not self.problems
 
-    def _opened(self, data: bytes) -> bytes:
+    def _opened(self, seq: int, data: bytes) -> bytes:
         """Returns data in clear, as far as its key is here; a destroyed key erased it."""
-        if not is_encrypted(data):
-            return data
-        found = opened(self.store, data)
-        self.hidden |= found is None or found is data
+        found = opened(self.store, self.head.run, seq, data)
+        self.hidden |= found is None or (found is data and is_encrypted(data))
         self.erased += found is None
         return found or b""
 
@@ -509,6 +511,8 @@ class _RunCheck:
                 self.say("inbox", f"message {place} is missing")
                 return
             self._pieces(self.head.seq, references(message.body))
+            if message.body == ERASED_BODY and not (self.erased_seqs or self.hidden):
+                self.say("inbox", f"message {place} is empty, and no event says it was erased")
             said = self.taken.pop(place, None)
             if said is None and message.taken and message.taken == self.renewed_at:
                 continue  # it moved to the run that continues

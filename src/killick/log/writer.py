@@ -16,7 +16,7 @@ from killick.log.encoding import NO_VALUES, STEP_EVENTS, packed, row_of
 from killick.log.group_commit import Committer, Tail, running_loop
 from killick.log.slots import changed, is_open, slots_of
 from killick.model.chunks import Blob
-from killick.model.cipher import Cipher
+from killick.model.cipher import Cipher, Place
 from killick.model.event_codec import OUTBOX_EVENTS, chained
 from killick.model.events import AttemptEnded, Event, RunRewound, RunStarted, RunTaken, StepStarted
 from killick.model.facts import PlainStep
@@ -125,7 +125,7 @@ class RunLog:
         self._known: set[bytes] = set()
         self._indexed: RunIndex | None = None
         """The index entry as this handle wrote it last."""
-        self._slots: dict[str, Slot] = {} if birth is not None else slots_of(fold.facts)
+        self._slots: dict[str, Slot] = {} if birth is not None else slots_of(fold.facts, secret_key)
         """The conditions of deliveries as the log's last writer left them."""
         self._tail = Tail(head.run)
         self._begun: Ticket | None = None
@@ -234,11 +234,9 @@ class RunLog:
             return None
         if self.failure is not None or self._tail.last is not None:
             self._check()
-        data = b"%b%b}" % (raw, salt())
-        if self._keys is not None and (cipher := self._cipher()) is not None:
-            data = cipher.encrypt_json(data)
-        body, _, self.hash = chained(self.hash, event, data)
-        self.seq = seq = self.seq + 1
+        cipher, seq = self._cipher() if self._keys is not None else None, self.seq + 1
+        body, data, self.hash = chained(Place(self.run, seq, self.hash), event, b"%b%b}" % (raw, salt()), cipher)
+        self.seq = seq
         return Row(seq, body, data, self.hash)
 
     async def settled(self, ticket: Ticket) -> bool:
@@ -370,7 +368,7 @@ class RunLog:
             self._committer.finish(hold.tickets, heads)
 
     def _last_one(self, event: Event, values: tuple[bytes | None, Sequence[Blob]], rights: AppendExtras) -> Append:
-        (data, pieces), index = values, None
+        (data, pieces), index, seq = values, None, self.seq + 1
         if not self._fold.are_quiet([(0, event)]):
             # While a step waits, every append is folded at once, so that only this event is missing.
             index = index_of(self._fold.with_one_returned(event.at), seen=self.seen)
@@ -379,7 +377,7 @@ class RunLog:
             after=self.seq,
             before=self.hash,
             epoch=self.epoch,
-            rows=(Row(self.seq + 1, *chained(self.hash, event, data)),),
+            rows=(Row(seq, *chained(Place(self.run, seq, self.hash), event, data, self._cipher())),),
             pieces=tuple({piece.hash: piece for piece in pieces if piece.hash not in self._known}.values()),
             index=None if index == self._indexed else index,
             **rights,
@@ -454,8 +452,9 @@ class RunLog:
         data, blobs = packed(event, values, self._secret_key, cipher) if values else NO_VALUES
         if blobs:
             return None
-        body, data, self.hash = chained(self.hash, event, data)
-        self.seq = seq = self.seq + 1
+        seq = self.seq + 1
+        body, data, self.hash = chained(Place(self.run, seq, self.hash), event, data, cipher)
+        self.seq = seq
         self._unfolded.append((seq, event))
         return Row(seq, body, data, self.hash)
 
@@ -484,7 +483,7 @@ class RunLog:
         numbered: list[tuple[int, Event]] = []
         for event, values in entries:
             seq += 1
-            row, blobs = row_of(seq, hash_, event, values, self._secret_key, cipher)
+            row, blobs = row_of(Place(self.run, seq, hash_), event, values, self._secret_key, cipher)
             rows.append(row)
             hash_ = row.hash
             if blobs:
@@ -571,7 +570,7 @@ class RunLog:
     def _write_slots(self, more: dict[str, Any], *, is_new: bool) -> None:
         """Adds the slots that the last events change. An append that makes a run live holds only if the run's key is
         as it is now: a key is destroyed after no run under it is live."""
-        before, self._slots = self._slots, slots_of(self.fold.facts)
+        before, self._slots = self._slots, slots_of(self.fold.facts, self._secret_key)
         if slots := changed(before, self._slots):
             more["slots"] = slots
         is_live = is_new or is_open(self._slots) > is_open(before)
@@ -580,7 +579,8 @@ class RunLog:
 
     def _snapshot(self) -> Snapshot:
         self._snapshot_at = self.seq
-        return snapshot_of(self.fold, self.ledger, self.seq, self.hash)
+        own = None if self._keys is None else self._keys.own
+        return snapshot_of(self.fold, self.ledger, Place(self.run, self.seq, self.hash), own)
 
 
 @dataclass(slots=True, eq=False)

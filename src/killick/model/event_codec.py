@@ -13,6 +13,7 @@ from killick.errors import EventBroken, EventUnknown
 from killick.model import events as e
 from killick.model import page_events as p
 from killick.model import system_events as s
+from killick.model.cipher import Cipher, Place
 from killick.model.hashing import DATA, LINK
 from killick.type_init import ready
 
@@ -41,19 +42,25 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final[Callable[[bytes], e.Event]] = msgspec.json.Decoder(Union[tuple(KINDS.values())]).decode  # noqa: UP007
 
 
-def chained(before: bytes, event: e.Event, data: bytes | None = None) -> tuple[bytes, bytes | None, bytes]:
-    """Returns the next event after a chain hash as it is stored: its body with the hash of its data, its data, and the
-    chain hash there."""
+def chained(
+    place: Place, event: e.Event, data: bytes | None = None, cipher: Cipher | None = None
+) -> tuple[bytes, bytes | None, bytes]:
+    """Returns an event as it is stored at a place: its body with the hash of its data, its data, and the chain hash
+    there. A cipher encrypts the data, and seals the body."""
     body = _encode(event)
     if data is not None:
+        if cipher is not None:
+            data = cipher.encrypt_json(data, place.data)
         digest = b2a_base64(sha256(DATA + data).digest(), newline=False)[:43].translate(e.URL_SAFE)
         body = b'%b,"data":"%b"}' % (body[:-1], digest)
-    return body, data, sha256(LINK + before + body).digest()
+    if cipher is not None:
+        body = cipher.sealed(place, body)
+    return body, data, sha256(LINK + place.hash + body).digest()
 
 
 def encode(event: e.Event, data: bytes | None = None) -> bytes:
     """Returns the body of an event, with the hash of its data."""
-    return chained(b"", event, data)[0]
+    return chained(Place("", 0, b""), event, data)[0]
 
 
 check: Final = _decode

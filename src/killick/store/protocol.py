@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from killick.clock import Clock
 from killick.errors import LogError
 from killick.model.chunks import Blob
-from killick.model.cipher import Cipher
+from killick.model.cipher import Cipher, Place
 from killick.model.events import RunStarted
 from killick.store import limits, records
 from killick.store.slots import Slot
@@ -375,7 +375,9 @@ class Keys(Protocol):
     `started` adds the name to a run's first event, `key_of` finds it by run, `key_for` makes one for a data subject's
     new run. `cipher` raises KeyRefused if the key was destroyed. `vault` encrypts the files of workspaces: those of a
     data subject have a vault with a name. It returns None if the key was destroyed. `fence` returns the condition of an
-    append that makes a run live under a key: no append to the key's log meanwhile.
+    append that makes a run live under a key: no append to the key's log meanwhile. `root_of` finds the first run in the
+    chain of renewals, for which messages are sealed. `proves` compares the MAC of an event, which those of a log that
+    `keeps_plain` lack. `own` is the store's key, by which snapshots have theirs.
     """
 
     def vault(self, name: str | None) -> Cipher | None: ...
@@ -385,6 +387,11 @@ class Keys(Protocol):
     def key_for(self, subject: str | None, run: str) -> str: ...
     def cipher(self, key: str) -> Cipher: ...
     def fence(self, key: str) -> records.Append | None: ...
+    @property
+    def own(self) -> Cipher: ...
+    def root_of(self, run: str) -> str: ...
+    def keeps_plain(self, run: str) -> bool: ...
+    def proves(self, place: Place, body: bytes) -> bool: ...
 
 
 def lease_all(store: Store, runs: Sequence[str], holder: str, *, seconds: float) -> list[records.Head | LogError]:
@@ -430,10 +437,16 @@ def raw_store(store: Store) -> Store:
     return store
 
 
-def opened(store: Store, data: bytes) -> bytes | None:
-    """Returns stored data in clear, as far as the store has its key; None if that was destroyed."""
-    found: Callable[[bytes], bytes | None] | None = getattr(store, "opened", None)
-    return data if found is None else found(data)
+def opened(store: Store, run: str, seq: int, data: bytes) -> bytes | None:
+    """Returns an event's data in clear, as far as the store has its key; None if that was destroyed."""
+    found: Callable[[str, int, bytes], bytes | None] | None = getattr(store, "opened", None)
+    return data if found is None else found(run, seq, data)
+
+
+def opened_message(store: Store, message: records.Message | records.Delivery) -> bytes | None:
+    """Returns a message's body in clear, as far as the store has its key; None if that was destroyed."""
+    found: Callable[[records.Message | records.Delivery], bytes | None] | None = getattr(store, "opened_message", None)
+    return message.body if found is None else found(message)
 
 
 def opened_piece(store: Store, piece: Blob) -> Blob:

@@ -44,6 +44,9 @@ ASKS: Final = "killick:asks"
 ASKING: Final = ("waiting", "running")
 """The statuses of runs whose questions are open."""
 
+COMMAND: Final = "killick.command"
+"""The name of a message with a command, to the holder of a run."""
+
 CRASHING: Final = "killick:crashing"
 """The tag of a run whose holders crashed since its last step ended."""
 

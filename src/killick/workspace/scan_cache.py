@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from killick.model.cipher import Cipher
+from killick.model.cipher import SCAN, Cipher
 from killick.permissions import create_private, make_folder
 from killick.type_init import ready
 from killick.workspace import tree
@@ -103,7 +103,7 @@ def save(place: Path, top: Folder, *, sweeps: int, rules: str, cipher: Cipher | 
     new = place.with_name(f"{place.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     with create_private(new) as file:
-        file.write(written if cipher is None else cipher.encrypt(written))
+        file.write(written if cipher is None else cipher.encrypt(written, SCAN))
     new.replace(place)
 
 
@@ -111,7 +111,8 @@ def saved(place: Path, *, rules: str, cipher: Cipher | None) -> tuple[Folder, in
     """Loads another process's cache for the same rules, and its sweep count; None if unusable."""
     try:
         read = place.read_bytes()
-        cache = msgspec.msgpack.decode(read if cipher is None else cipher.decrypt(read) or b"", type=ready(_Cache))
+        clear = read if cipher is None else cipher.decrypt(read, SCAN) or b""
+        cache = msgspec.msgpack.decode(clear, type=ready(_Cache))
     except (OSError, msgspec.DecodeError, RecursionError):
         return None
     return (_recall(cache.top), cache.generation) if (cache.version, cache.rules) == (_SEEN, rules) else None

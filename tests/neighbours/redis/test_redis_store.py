@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from encryption.forging import FORGERIES, forge
 from encryption.rings import live_and_erase
 from killick.clock import Clock
 from killick.store.protocol import Store
@@ -22,3 +26,8 @@ class TestRedisStore(StoreContract):
 
 def test_a_person_is_encrypted_and_erased_on_redis() -> None:
     live_and_erase(valkeys.emptied())
+
+
+@pytest.mark.parametrize("forgery", FORGERIES, ids=lambda each: each.__name__)
+def test_a_writer_without_keys_forges_no_approval_on_redis(forgery: Callable[[Store], None]) -> None:
+    forge(valkeys.emptied(), forgery)

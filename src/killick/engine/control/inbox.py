@@ -9,10 +9,9 @@ from killick.log.log import Log
 from killick.log.slots import answer_id as answer_id
 from killick.model import events as e
 from killick.model.chunks import pack
+from killick.model.cipher import message_place
+from killick.store.records import COMMAND as COMMAND
 from killick.store.records import Delivery, Message
-
-COMMAND: Final = "killick.command"
-"""The name of a message with a command, to the holder of a run."""
 
 FORKED: Final = "forked:"
 """The beginning of the id of a command that announces a fork to the run's holder."""
@@ -50,10 +49,12 @@ def message_taken(message: Message, at: int, *, step: e.StepId | None = None) ->
 def delivery(
     log: Log, run: str, name: str, body: Any, *, id: str, by: str | None, at_us: int, key_of: str | None = None,  # noqa: A002
 ) -> Delivery:  # fmt: skip
-    """A message on its way, encrypted as the values of its run, or of another."""
+    """A message on its way, encrypted as the values of its run, or of another whose fork that is to be."""
     cipher = log.cipher(key_of or run)
     packed = pack(body, at="body", cipher=cipher)
-    raw = packed.raw if cipher is None else cipher.encrypt_json(packed.raw)
+    raw = packed.raw
+    if cipher is not None:
+        raw = cipher.encrypt_json(raw, message_place(log.root_of(run, fork_of=key_of), id, name, by, at_us))
     return Delivery(run=run, id=id, name=name, body=raw, by=by, at_us=at_us, pieces=tuple(packed.blobs))
 
 

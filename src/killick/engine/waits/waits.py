@@ -424,8 +424,8 @@ def _ignore(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> 
     """An answer that does not fit counts as none: the same is asked again, under an id that is free. A vote gives its
     place back."""
     note = f"the answer of {message.by or 'a person'} does not fit and was ignored: {misfit}"
-    given = () if message.name == ANSWER else (of_wait(waiter.step, waiter.opened, 1),)
-    _drop(ex, message, ex.noted(note, waiter.step), gives=given)
+    slot = of_wait(ex.run_id, waiter.step, waiter.opened, 1, ex.engine.store.secret_key)
+    _drop(ex, message, ex.noted(note, waiter.step), gives=() if message.name == ANSWER else (slot,))
     _ask_again(ex, waiter, message)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Final
 
 from killick.errors import SnapshotBroken, StoreUnavailable
-from killick.model.cipher import Cipher
+from killick.model.cipher import OBJECT, Cipher
 from killick.workspace.tree import Id, id_of
 from killick.workspace.vault.compression import compressed
 from killick.workspace.vault.index import Index, ObjectRow, Reference
@@ -60,7 +60,7 @@ class SnapshotWriter:
             if self._cipher is not None or self._new_bytes <= _COMPRESSED_BYTES_MAX:
                 # What is encrypted cannot be compressed later.
                 stored = bytes(compressed(data))
-                stored = stored if self._cipher is None else self._cipher.encrypt(stored)
+                stored = stored if self._cipher is None else self._cipher.encrypt(stored, OBJECT)
                 pack, offset = self._appending.append(stored)
             else:
                 stored = bytes(data)

@@ -21,7 +21,7 @@ from typing import Final
 from killick.clock import Clock, SystemClock
 from killick.errors import SnapshotBroken, StoreBroken, StoreBusy, StoreClosed
 from killick.lru import Lru
-from killick.model.cipher import Cipher
+from killick.model.cipher import OBJECT, Cipher
 from killick.permissions import make_folder
 from killick.workspace.tree import Id, id_of
 from killick.workspace.vault import sweep as sweeping
@@ -235,7 +235,7 @@ class Vault:
         stored = self._packs.read(place)
         if isinstance(stored, str):
             return stored
-        opened = stored if self.cipher is None else self.cipher.decrypt(stored)
+        opened = stored if self.cipher is None else self.cipher.decrypt(stored, OBJECT)
         if opened is None:
             return f"what pack {place.pack} has at byte {place.offset} is not encrypted by the key of this store"
         data = opened if len(opened) == place.size else decompressed(opened, place.size)
