@@ -281,8 +281,8 @@ COMMON: Final = {
 VARIABLES: Final = {
     "KILLICK_BUILD": "the version of the agents' code that runs record; by default that of the package or repository",
     "KILLICK_PUBLIC_URL": "the address of `killick serve` as people reach it, for answer links",
-    "KILLICK_LINK_SECRET": "the secret that signs answer links, at least 16 bytes; during rotation two, with a space "
-    "between them",
+    "KILLICK_LINK_SECRET": "the secret that signs answer links, at least 16 bytes, or `file:PATH`; during rotation "
+    "two, with a space between them",
     "KILLICK_SECRET_KEY": "the key that signs the sessions of `killick serve`, at least 32 characters; give all "
     "servers of one store the same key",
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "whether traces carry the content of messages",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol
 from weakref import WeakSet
 
-from killick.errors import StoreUnavailable
+from killick.errors import KeyRefused, StoreUnavailable
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
@@ -153,10 +153,27 @@ def keep(path: Path, text: str) -> str:
         finally:
             making.unlink()
     with os.fdopen(open_private(path, os.O_RDONLY), "rb") as file:
-        found = os.fstat(file.fileno())
-        if found.st_mode & OTHERS or found.st_uid != os.geteuid():
+        if exposure(os.fstat(file.fileno())):
             raise StoreUnavailable(str(path), "others may read this key; remove the file, and a new one is made")
         return file.read().decode()
+
+
+def exposure(found: os.stat_result) -> str | None:
+    """Returns how others may reach a file or folder of secrets; None: it is this user's or root's, and theirs alone."""
+    if found.st_uid not in (os.geteuid(), 0):
+        return "it is another user's; make it yours with chown"
+    if not (mode := stat.S_IMODE(found.st_mode)) & OTHERS:
+        return None
+    private = FOLDER_MODE if stat.S_ISDIR(found.st_mode) else FILE_MODE
+    return f"others may read or change it (mode {mode:04o}); run chmod {private:o}"
+
+
+def read_secret(path: str | Path) -> bytes:
+    """Reads a file with a key or a secret, also through a link. Raises KeyRefused if others may reach it."""
+    with open(path, "rb") as file:
+        if reason := exposure(os.fstat(file.fileno())):
+            raise KeyRefused(str(path), f"{reason}, and replace the secret if another user may have read it")
+        return file.read()
 
 
 def exposed(paths: Iterable[Path]) -> list[Path]:

@@ -195,7 +195,7 @@ def test_with_data_keys_in_a_folder_an_erasure_reaches_every_backup(tmp_path: Pa
 
 
 def test_a_store_names_no_file_outside_the_folder_of_its_keys(tmp_path: Path) -> None:
-    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys").mkdir(0o700)
     (tmp_path / "precious").write_text("00" * 32)
     [folder] = master_keys(tmp_path / "keys")
     assert isinstance(folder, KeyFolder)

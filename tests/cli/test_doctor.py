@@ -52,6 +52,39 @@ def data(capsys: Capture, *words: str, code: int = 0) -> Any:
     return json.loads(did(capsys, *words, "--json", code=code))
 
 
+def test_the_doctor_names_a_file_of_secrets_that_others_may_read(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert main(["store", "new-key", "link.secret"]) == 0
+    monkeypatch.setenv("KILLICK_LINK_SECRET", "file:link.secret")
+    assert "secrets" in did(capsys)
+    (here / "link.secret").chmod(0o644)
+    [wrong] = [each for each in data(capsys, code=1)["conditions"] if each["wrong"]]
+    assert wrong["name"] == "secrets"
+    assert "chmod 600" in wrong["wrong"]
+    assert main(["store", "new-key", "master.key"]) == 0
+    (here / "master.key").chmod(0o644)
+    monkeypatch.setenv("KILLICK_KEYS", "master.key")
+    capsys.readouterr()
+    assert main(["store", "doctor"]) == 1
+    assert "chmod 600" in capsys.readouterr().out
+
+
+def test_a_new_key_is_random_private_and_never_overwritten(here: Path, capsys: Capture) -> None:
+    keys = set[bytes]()
+    for name in ("one.key", "two.key"):
+        assert main(["store", "new-key", name]) == 0
+        assert (here / name).stat().st_mode & 0o777 == 0o600
+        keys.add(bytes.fromhex((here / name).read_text()))
+    assert [len(each) for each in keys] == [32, 32]
+    before = (here / "one.key").read_text()
+    (here / "link.key").symlink_to(here / "nowhere")
+    for name in ("one.key", "link.key"):
+        assert main(["store", "new-key", name]) == 2
+    assert (here / "one.key").read_text() == before
+    assert not (here / "nowhere").exists()
+
+
 def test_a_healthy_store_is_told_on_one_screen(capsys: Capture) -> None:
     out = did(capsys)
     assert out.startswith("killick.db  store_")

@@ -19,6 +19,7 @@ from killick.cli.main import main
 from killick.errors import SealRefused
 from killick.log import Entry
 from killick.model import events as e
+from killick.permissions import create_private
 
 Capture = pytest.CaptureFixture[str]
 
@@ -32,9 +33,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for run in ("a", "b"):
         grow(run, 3)
     private, public = new_key()
-    Path("key.pem").write_bytes(private)
-    Path("key.pem.pub").write_bytes(public)
+    for name, data in (("key.pem", private), ("key.pem.pub", public)):
+        with create_private(name) as file:
+            file.write(data)
     return tmp_path
+
+
+def test_a_private_key_that_others_may_read_seals_nothing(capsys: Capture) -> None:
+    Path("key.pem").chmod(0o644)
+    assert "chmod 600" in did(capsys, "store", "seal", "--key", "key.pem", code=2)[1]
 
 
 def grow(run: str, count: int = 1) -> None:

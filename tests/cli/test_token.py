@@ -34,6 +34,25 @@ def test_a_token_stands_alone_on_stdout_and_the_remark_beside_it(capsys: Capture
     assert text not in err
 
 
+def test_a_token_goes_to_a_new_file_that_only_its_maker_may_read(capsys: Capture) -> None:
+    code, out, err = call(capsys, "token", "create", "ann", "--out", "ann.token")
+    assert (code, out) == (0, "")
+    file = Path("ann.token")
+    assert file.stat().st_mode & 0o777 == 0o600
+    with killick.open("killick.db") as kd:
+        made = Tokens(kd.runtime.engine).check(file.read_text().strip(), kd.runtime.clock.now_us())
+    assert made is not None
+    assert file.read_text().strip() not in err
+    code, out, err = call(capsys, "token", "create", "bob", "--out", "ann.token")
+    assert (code, out) == (2, "")
+    assert "ann.token: is there already" in err
+    with killick.open("killick.db") as kd:
+        assert [each.name for each in tokens(kd.runtime.engine)] == ["ann"], "no token is lost with its file"
+    code, out, err = call(capsys, "token", "create", "cid", "--out", "cid.token", "--json")
+    assert code == 0
+    assert Path("cid.token").read_text().strip() not in out
+
+
 def test_a_list_says_whose_each_is_and_whether_it_holds_and_shows_no_secret(capsys: Capture) -> None:
     _, text, _ = call(capsys, "token", "create", "ann")
     call(capsys, "token", "create", "bob", "--scope", "admin")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from base64 import b64encode
 from pathlib import Path
 from typing import cast
@@ -19,6 +20,7 @@ from killick.encryption.store import DecryptingStore, decrypting
 from killick.errors import KeyRefused, RunWaiting
 from killick.log import Log
 from killick.model import events as e
+from killick.permissions import create_private
 from killick.store import SqliteStore, Store
 from killick.store.protocol import raw_store
 from killick.store.records import Head
@@ -72,9 +74,45 @@ def refused(tmp_path: Path, **options: object) -> str:
 # master keys --------------------------------------------------------------------------------------
 
 
+def private(path: Path, text: str) -> None:
+    with create_private(path) as file:
+        file.write(text.encode())
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_master_key_that_others_may_read_or_change_is_refused_in_one_line(tmp_path: Path, mode: int) -> None:
+    private(tmp_path / "master.key", KEY.hex())
+    (tmp_path / "master.key").chmod(mode)
+    said = refused(tmp_path, keys=tmp_path / "master.key")
+    assert "master.key" in said
+    assert "chmod 600" in said
+    assert "\n" not in said
+
+
+def test_a_folder_of_keys_that_others_may_enter_and_a_key_there_that_others_may_read_are_refused(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "keys"
+    folder.mkdir(0o755)
+    assert "chmod 700" in refused(tmp_path, keys=folder)
+    folder.chmod(0o700)
+    with killick.open(str(tmp_path / "killick.db"), keys=folder) as kd:
+        kd.run(quick, "ada", id="r")
+    [key, *_] = folder.iterdir()
+    key.chmod(0o644)
+    assert "chmod 600" in refused(tmp_path, keys=folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_master_key_of_another_user_is_refused(tmp_path: Path) -> None:
+    private(tmp_path / "master.key", KEY.hex())
+    os.chown(tmp_path / "master.key", 12345, -1)
+    assert "chown" in refused(tmp_path, keys=tmp_path / "master.key")
+
+
 def test_a_master_key_is_a_file_a_variable_bytes_or_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "hex.key").write_text(KEY.hex() + "\n")
-    (tmp_path / "base64.key").write_text("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
+    private(tmp_path / "hex.key", KEY.hex() + "\n")
+    private(tmp_path / "base64.key", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
     monkeypatch.setenv("MY_KEY", KEY.hex())
     wrapped = LocalKey(KEY).wrap(OTHER)
     for given in (KEY, str(tmp_path / "hex.key"), tmp_path / "base64.key", "env:MY_KEY"):
@@ -97,9 +135,9 @@ def test_an_unusable_master_key_is_one_line_that_says_what_it_needs(
     tmp_path: Path, given: str | bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.key").write_text("no key\n")
+    private(tmp_path / "empty.key", "no key\n")
     said = refused(tmp_path, keys=given)
-    assert "openssl rand -hex 32" in said
+    assert "killick store new-key FILE" in said
     assert "\n" not in said
 
 

@@ -22,8 +22,10 @@ from killick.history.doctor import examine
 from killick.history.run_info import blocked_by
 from killick.model import events as e
 from killick.model import system_events
+from killick.permissions import create_private
 from killick.store import MemoryStore, SqliteStore
 from killick.store.records import OutboxItem
+from killick.workers import answer_links
 from killick.workers.hooks import HOOKS, HookEvent, attend, ensure
 from killick.workers.webhooks import document, webhook_verify
 
@@ -568,3 +570,17 @@ def test_what_is_no_document_is_refused(body: bytes) -> None:
 def test_nobody_verifies_with_a_secret_that_everybody_knows(secret: Any) -> None:
     with pytest.raises(DeclarationRefused, match="secret: "):
         webhook_verify(secret, signed(b""), BODY, clock=THEN)
+
+
+def test_a_link_secret_in_a_file_that_others_may_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with create_private(tmp_path / "link.secret") as file:
+        file.write(b"0123456789abcdef\n")
+    monkeypatch.setenv(answer_links.URL, "https://killick.example.org")
+    monkeypatch.setenv(answer_links.SECRET, f"file:{tmp_path / 'link.secret'}")
+    assert answer_links.settings()[1] == ("0123456789abcdef",)
+    (tmp_path / "link.secret").chmod(0o640)
+    assert "chmod 600" in str(answer_links.lacks())
+    monkeypatch.setenv(answer_links.SECRET, f"file:{tmp_path / 'nowhere'}")
+    assert "cannot be read" in str(answer_links.lacks())

@@ -63,7 +63,8 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "store": ("Maintain the store, and prove its contents.", {
         "verify": "verify the record", "doctor": "diagnose problems", "repair": "repair a run's log",
         "export": "write a run to a file", "prune": "archive old runs", "erase": "erase values",
-        "seal": "sign the record", "prove": "prove one event", "rotate": "wrap the data keys again",
+        "seal": "sign the record", "prove": "prove one event", "new-key": "make a master key",
+        "rotate": "wrap the data keys again",
         "namespaces": "list the tenants of a server",
     }),
     "token": ("Access to the server. Lists the tokens without a command.", {
@@ -94,7 +95,7 @@ MODULES: Final = {
         "killick.cli.commands.replay": "time replay",
         "killick.cli.commands.store.verify": "store verify",
         "killick.cli.commands.store.doctor": "store doctor, store namespaces",
-        "killick.cli.commands.store.maintenance": "store erase, store export, store rotate",
+        "killick.cli.commands.store.maintenance": "store erase, store export, store new-key, store rotate",
         "killick.cli.commands.store.repair": "store repair",
         "killick.cli.commands.store.prune": "store prune",
         "killick.cli.commands.store.seal": "store seal, store prove",
@@ -132,7 +133,7 @@ class CommandGroup(click.Group):
         module = MODULES.get(f"{self.prefix}{cmd_name}")
         found: click.Command | None = None
         if module is not None:
-            found = getattr(importlib.import_module(module), f"{cmd_name}_command")
+            found = getattr(importlib.import_module(module), f"{cmd_name.replace('-', '_')}_command")
         return found
 
     def resolve_command(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from killick.errors import KeyRefused
-from killick.permissions import keep, open_private
+from killick.permissions import exposure, keep, read_secret
 
 VARIABLE: Final = "KILLICK_KEYS"
 """Names the master keys of stores that are opened without `keys`: files or `env:NAME`, with commas between them."""
@@ -21,7 +21,7 @@ _MAGIC: Final = b"killick1"
 _IN_FOLDER: Final = b"killick-folder:"
 _ID_BYTES: Final = 8
 _BYTES: Final = 32
-_NEED: Final = "32 bytes as 64 hexadecimal digits or as base64; `openssl rand -hex 32` makes one"
+_NEED: Final = "32 bytes as 64 hexadecimal digits or as base64; `killick store new-key FILE` makes one"
 
 
 @runtime_checkable
@@ -75,6 +75,8 @@ class KeyFolder:
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
+        if reason := exposure(self._folder.stat()):
+            raise KeyRefused(folder, reason)
 
     def wrap(self, key: bytes) -> bytes:
         name = sha256(b"killick data key\x00" + key).hexdigest()[:32]
@@ -83,8 +85,7 @@ class KeyFolder:
         return _IN_FOLDER + name.encode()
 
     def unwrap(self, wrapped: bytes) -> bytes | None:
-        with os.fdopen(open_private(self._file(wrapped), os.O_RDONLY), "rb") as file:
-            return unhexlify(file.read()) or None
+        return unhexlify(read_secret(self._file(wrapped))) or None
 
     def destroy(self, wrapped: bytes) -> bool:
         if not wrapped.startswith(_IN_FOLDER):
@@ -149,7 +150,7 @@ def _text(given: str) -> tuple[str, str]:
             raise KeyRefused("keys", f"the environment variable {name} is not set; set it to {_NEED}")
         return f"the environment variable {name}", os.environ[name]
     try:
-        return given, Path(given).read_text(encoding="ascii")
+        return given, read_secret(given).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not text"
         raise KeyRefused(given, f"the master key cannot be read ({reason}); name a file with {_NEED}") from None

@@ -18,11 +18,12 @@ from killick.clock import timestamp
 from killick.engine.approval.argument_edits import call
 from killick.engine.control.inbox import ANSWER, VOTE, answer_id, body_of, may_answer
 from killick.engine.views import Wait
-from killick.errors import AccessRefused, DeclarationRefused, ValueErased
+from killick.errors import AccessRefused, DeclarationRefused, KeyRefused, ValueErased
 from killick.history.phrasing import cut, entries_of, inline
 from killick.history.run_info import pending_answer, waits_of
 from killick.log.log import Log
 from killick.model import events as e
+from killick.permissions import read_secret
 from killick.sanitizer import visible
 from killick.store.protocol import Store
 from killick.type_init import ready
@@ -36,6 +37,7 @@ URL: Final = "KILLICK_PUBLIC_URL"
 """The environment variable with the address of the server, as people reach it."""
 SECRET: Final = "KILLICK_LINK_SECRET"
 """The environment variable with the secret that signs links; during rotation with several, of which the first signs."""
+FILE: Final = "file:"
 SECRET_BYTES_MIN: Final = 16
 EXPIRES_US: Final = 7 * 86_400_000_000
 """How long a link holds after the question was asked, unless its deadline is earlier."""
@@ -102,11 +104,22 @@ def _keyed(store: Store, digest: str | None) -> str:
 
 def settings() -> tuple[str, tuple[str, ...]]:
     """The public address of the server, and the secrets that sign links to it. Raises DeclarationRefused."""
-    url, secrets = os.environ.get(URL, ""), tuple(os.environ.get(SECRET, "").split())
+    url, secrets = os.environ.get(URL, ""), tuple(map(_secret, os.environ.get(SECRET, "").split()))
     checked_address(URL, url, insecure=False)
     for each in secrets or ("",):
         signing_key(each, SECRET_BYTES_MIN, name=SECRET)
     return url.rstrip("/"), secrets
+
+
+def _secret(given: str) -> str:
+    """A secret itself, or what a file of it has, as `file:PATH`."""
+    if not given.startswith(FILE):
+        return given
+    try:
+        return read_secret(given.removeprefix(FILE)).decode().strip()
+    except (OSError, KeyRefused) as error:
+        reason = error.reason if isinstance(error, KeyRefused) else f"cannot be read ({error.strerror})"
+        raise DeclarationRefused(SECRET, f"{given}: {reason}") from None
 
 
 def is_configured() -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from pathlib import Path
 from typing import Any, Final, get_args
 
 import click
@@ -10,6 +12,7 @@ from rich.text import Text
 
 from killick.cli import style
 from killick.cli.context import Shell, by_option, command, who_options
+from killick.cli.secret_files import FILE, new_secret
 from killick.model.retry import seconds
 from killick.model.system_events import Scope
 from killick.workers import tokens
@@ -23,8 +26,11 @@ SAYS: Final = {"viewer": "looks", "operator": "looks and acts on runs", "admin":
 @click.option("--scope", type=click.Choice(get_args(Scope)), default="viewer", show_default=True,
               help="A viewer reads, an operator also acts on runs, an admin reads Killick's own logs.")  # fmt: skip
 @click.option("--expires", metavar="SPAN", help="Its lifetime, such as 30d.  [default: until it is revoked]")
+@click.option("--out", type=FILE, help="Write it to this new file, which only you may read, instead of printing it.")
 @by_option
-def create_command(shell: Shell, name: str, scope: Scope, expires: str | None, by: str | None) -> None:
+def create_command(
+    shell: Shell, name: str, scope: Scope, expires: str | None, out: Path | None, by: str | None
+) -> None:  # fmt: skip
     """Create a token for NAME, and print it. It is not stored, and cannot be shown again.
 
     The record has NAME with every action of the token. A server that ran without tokens requires them from the first
@@ -32,17 +38,22 @@ def create_command(shell: Shell, name: str, scope: Scope, expires: str | None, b
 
     \b
     killick token create ann --scope operator
-    killick token create ci --expires 30d > token.txt
+    killick token create ci --expires 30d --out ci.token
     """
     holds = None if expires is None else seconds(expires)
-    made, text = tokens.issue(shell.creating().runtime.engine, name, scope, expires_seconds=holds, by=by)
+    engine = shell.creating().runtime.engine
+    with contextlib.ExitStack() as stack:
+        file = None if out is None else stack.enter_context(new_secret(out))
+        made, text = tokens.issue(engine, name, scope, expires_seconds=holds, by=by)
+        if file is not None:
+            file.write(f"{text}\n".encode())
     if shell.json:
-        shell.emit({"token": text, **_document(shell, made)})
+        shell.emit({**({"token": text} if out is None else {}), **_document(shell, made)})
         return
-    sys.stdout.write(f"{text}\n")
-    shell.note(
-        f"{made.name}, {made.scope} ({SAYS[made.scope]}), {_until(made)}; this is the only time that it is shown"
-    )
+    if out is None:
+        sys.stdout.write(f"{text}\n")
+    where = "this is the only time that it is shown" if out is None else f"it is in {out} alone"
+    shell.note(f"{made.name}, {made.scope} ({SAYS[made.scope]}), {_until(made)}; {where}")
 
 
 @command("list")

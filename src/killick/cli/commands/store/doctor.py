@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
 from rich.filesize import decimal
 from rich.text import Text
 
+from killick.cli import secret_files
 from killick.cli import style as paint
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import Exit
@@ -45,6 +47,7 @@ def doctor_command(shell: Shell) -> Exit:
         except StoreFull:
             shell.open_read_only()
         found = examine(shell.log, clock=shell.clock, knows=_is_declared if shell.app else None)
+        found = replace(found, conditions=(*found.conditions, secret_files.condition()))
     except (StoreError, OSError) as error:
         shell.emit({"store": shell.shown_url, "wrong": 1, "unreachable": str(error)})
         shell.say("✗", (shell.shown_url, "bold"), f"  cannot be examined: {error}")

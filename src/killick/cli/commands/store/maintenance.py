@@ -17,6 +17,7 @@ from killick.archive.export import export
 from killick.audit.seal import SEALS
 from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.secret_files import FILE, new_secret
 from killick.engine.control.commands import leased
 from killick.errors import StoreBroken
 from killick.history.phrasing import counted
@@ -145,6 +146,19 @@ def rotate_command(shell: Shell) -> None:
     count = shell.client.store.rotate_keys(by=current_user())
     shell.emit({"keys": count})
     shell.say("✓", f"wrapped {counted(count, 'data key')} by the first master key; take the old one away")
+
+
+@command("new-key", json=False)
+@click.argument("file", type=FILE)
+def new_key_command(shell: Shell, file: Path) -> None:
+    """Make a master key, or another secret, in a new file that only you may read: 32 random bytes, as hexadecimal.
+
+    \b
+      killick store new-key master.key
+    """
+    with new_secret(file) as made:
+        made.write(f"{shell.ids.key().hex()}\n".encode())
+    shell.note(f"made a new key: {file}, keep it private; what is encrypted with it is lost with it")
 
 
 def _listed(places: Sequence[int | str]) -> str:

@@ -7,8 +7,9 @@ import contextlib
 import os
 import shlex
 import stat
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 import msgspec
@@ -22,22 +23,17 @@ from killick.cli.commands.store.maintenance import some
 from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.progress import progress
+from killick.cli.secret_files import FILE, SEAL_KEY, new_secret
 from killick.clock import timestamp
 from killick.errors import ProofBroken
 from killick.history.phrasing import counted
-from killick.permissions import create_private, read_input, refuse_database
-
-KEY: Final = "KILLICK_SEAL_KEY"
-"""The variable that names the private key."""
-
-FILE: Final = click.Path(dir_okay=False, path_type=Path)
-
+from killick.permissions import create_private, read_input, read_secret, refuse_database
 
 # seal ---------------------------------------------------------------------------------------------
 
 
 @command("seal")
-@click.option("--key", type=FILE, envvar=KEY, help=f"The private key to sign with, in PEM.  [env: {KEY}]")
+@click.option("--key", type=FILE, envvar=SEAL_KEY, help=f"The private key to sign with, in PEM.  [env: {SEAL_KEY}]")
 @click.option("--new-key", type=FILE, help="Create a key here, and seal with it; FILE.pub is the verifier's key.")
 @click.option("--out", type=FILE, help="Write the checkpoint to this file instead of stdout.")
 def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path | None) -> Exit:
@@ -67,21 +63,15 @@ def _key(shell: Shell, key: Path | None, new: Path | None) -> bytes:
     if new is None:
         if key is None:
             raise CommandFailed(
-                f"seal: needs a key to sign with; --new-key FILE makes one, --key FILE or {KEY} names it"
+                f"seal: needs a key to sign with; --new-key FILE makes one, --key FILE or {SEAL_KEY} names it"
             )
-        return found_in(key)
+        with unreadable(key):
+            return read_secret(key)
     private, public = new_key()
     pub = new.with_name(f"{new.name}.pub")
     for path, data in ((new, private), (pub, public)):
-        try:
-            with create_private(path) as file:
-                file.write(data)
-        except FileExistsError:
-            raise CommandFailed(
-                f"{path}: is there already, and a key is never overwritten; name another file"
-            ) from None
-        except OSError as error:
-            raise CommandFailed(f"{path}: cannot be written ({error.strerror}); name another file") from None
+        with new_secret(path) as file:
+            file.write(data)
     shell.note(f"made a new key: {new}, keep it private; {pub} is the verifier's key")
     return private
 
@@ -195,8 +185,15 @@ def _print_proved(shell: Shell, proved: Proved) -> None:
 
 def found_in(path: Path) -> bytes:
     """The content of a file, or one line that says why it cannot be read."""
-    try:
+    with unreadable(path):
         return read_input(path)
+
+
+@contextlib.contextmanager
+def unreadable(path: Path) -> Generator[None]:
+    """Says in one line why a file cannot be read."""
+    try:
+        yield
     except OSError as error:
         raise CommandFailed(f"{path}: cannot be read ({error.strerror}); name another file") from None
 

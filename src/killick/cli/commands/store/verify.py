@@ -17,10 +17,11 @@ from killick.archive.export import export, read
 from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
 from killick.cli.commands.store.maintenance import LISTED_MAX, open_damaged, some
-from killick.cli.commands.store.seal import FILE, found_in, verify_file
+from killick.cli.commands.store.seal import found_in, verify_file
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.progress import progress
+from killick.cli.secret_files import FILE
 from killick.errors import ExportBroken, KillickError, ProofBroken, StoreBroken
 from killick.history.phrasing import counted
 from killick.history.vaults import Held
