@@ -283,6 +283,7 @@ VARIABLES: Final = {
     "KILLICK_PUBLIC_URL": "the address of `killick serve` as people reach it, for answer links",
     "KILLICK_LINK_SECRET": "the secret that signs answer links, at least 16 bytes, or `file:PATH`; during rotation "
     "two, with a space between them",
+    "KILLICK_LINK_EXPIRES": "how long an answer link holds, such as `3d`; a day by default",
     "KILLICK_SECRET_KEY": "the key that signs the sessions of `killick serve`, at least 32 characters; give all "
     "servers of one store the same key",
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "whether traces carry the content of messages",

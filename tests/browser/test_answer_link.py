@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from playwright.sync_api import ViewportSize, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
 from browser import office
-from browser.browsing import Watch, serving
+from browser.browsing import Watch, Watched, serving
 from browser.conftest import WIDE
 from browser.test_every_page import _COME, _FOUND, _GO, AXE, PHONE, looked_over
 from killick.client.client import Client
@@ -50,6 +50,15 @@ def links(kd: Client) -> dict[str, str]:
     return found
 
 
+def follow(window: Watched, path: str) -> Page:
+    """The page of a link, with what its token was exchanged for."""
+    window.page.goto("about:blank")  # another fragment alone loads no page
+    page = window.goto(path)
+    expect(page.locator("[data-linked]")).to_have_count(0)
+    assert page.url.endswith("/answer")
+    return page
+
+
 @pytest.mark.parametrize(("viewport", "dark"), [(WIDE, False), (PHONE, True)], ids=["wide-light", "phone-dark"])
 def test_every_question_of_a_link_can_be_read_by_eye_and_by_ear(
     kd: Client, links: dict[str, str], watch: Watch, viewport: ViewportSize, dark: bool
@@ -57,8 +66,8 @@ def test_every_question_of_a_link_can_be_read_by_eye_and_by_ear(
     source = AXE.read_text(encoding="utf-8")
     with serving(asgi(kd)) as server, watch(server, viewport=viewport, dark=dark) as window:
         window.expected.add(403)
-        for path in [*links.values(), "/answer?link=forged"]:
-            page = window.goto(path)
+        for path in [*links.values(), "/answer#forged"]:
+            page = follow(window, path)
             wrong = looked_over(page, path)
             page.evaluate(_GO)
             page.wait_for_function(_COME)
@@ -77,7 +86,7 @@ def test_a_person_edits_and_approves_and_the_page_then_says_who_answered(
     kd: Client, links: dict[str, str], watch: Watch
 ) -> None:
     with serving(asgi(kd)) as server, watch(server, viewport=PHONE) as window:
-        page = window.goto(links["claim-18"])
+        page = follow(window, links["claim-18"])
         page.get_by_text("Edit the arguments").click()
         page.get_by_role("textbox", name=re.compile("amount", re.I)).fill("700")
         window.expected.add(409)
@@ -91,9 +100,26 @@ def test_a_person_edits_and_approves_and_the_page_then_says_who_answered(
 
 def test_a_refused_answer_says_why_and_the_form_stays(kd: Client, links: dict[str, str], watch: Watch) -> None:
     with serving(asgi(kd)) as server, watch(server) as window:
-        page = window.goto(links["claim-18"])
+        page = follow(window, links["claim-18"])
         page.get_by_text("Edit the arguments").click()
         page.get_by_role("textbox", name=re.compile("amount", re.I)).fill("many")
         page.get_by_role("button", name=re.compile("Approve with")).click()
         expect(page.get_by_role("alert")).to_contain_text("takes a whole number")
         assert kd.runtime.store.messages("claim-18") == []
+
+
+def test_a_link_leaves_the_address_and_its_page_can_be_loaded_again(
+    kd: Client, links: dict[str, str], watch: Watch
+) -> None:
+    with serving(asgi(kd)) as server, watch(server) as window:
+        page = follow(window, links["claim-18"])
+        page.reload()
+        expect(page.get_by_role("heading", name="Your approval is needed")).to_be_visible()
+        page.evaluate(f"location.hash = {links['letter-3'].partition('#')[2]!r}")  # the next link, in the same tab
+        expect(page.locator("main")).to_contain_text("letter-3")
+
+
+def test_without_a_token_the_page_says_what_to_do(kd: Client, watch: Watch) -> None:
+    with serving(asgi(kd)) as server, watch(server) as window:
+        page = window.goto("/answer")
+        expect(page.locator("main")).to_contain_text("Open the link of the message again")

@@ -15,13 +15,13 @@ from email import message_from_bytes, policy
 from email.message import EmailMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from starlette.testclient import TestClient
 
 from killick.client.client import Client
-from killick.workers.answer_links import links
+from killick.workers.answer_links import asked_of, links
 from killick.workers.hooks import HOOKS, HookEvent, attend, declare_hook, ensure
 
 SECRET = "a-secret-of-the-links"
@@ -74,7 +74,8 @@ class Collected:
         self.links: dict[str, dict[str, str]] = {}
 
         def collect(event: HookEvent) -> None:
-            self.links[event.run] = links(event)
+            # Each person has a channel of their own.
+            self.links[event.run] = {name: links(event, [name], to=name)[name] for name in asked_of(event)}
 
         declare_hook("collect", collect, ("wait.opened",), to="here", same="here")
         ensure(kd.runtime.engine)
@@ -86,8 +87,7 @@ class Collected:
 
 
 def token_of(url: str) -> str:
-    [token] = parse_qs(urlsplit(url).query)["link"]
-    return token
+    return urlsplit(url).fragment
 
 
 # SMTP ---------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ import pytest
 from starlette.testclient import TestClient
 
 import killick
+from killick.client import answers
 from killick.errors import DeclarationRefused
+from killick.log.slots import of_wait
 from killick.web.app import asgi
 from killick.workers.answer_links import links
 from killick.workers.hooks import HookEvent, ensure
@@ -27,18 +29,18 @@ class Guest:
         self.office = office
         self.web = TestClient(office.web.app)
 
-    def get(self, link: str, status: int = 200, **query: str) -> Any:
-        answer = self.web.get("/api/v1/answer", params={"link": link, **query})
+    def get(self, link: str, status: int = 200) -> Any:
+        answer = self.web.post("/api/v1/answer/question", json={"link": link})
         assert answer.status_code == status, answer.text
         return answer.json()
 
     def page(self, link: str, status: int = 200) -> str:
-        answer = self.web.get("/answer", params={"link": link})
+        answer = self.web.post("/answer/question", json={"link": link})
         assert answer.status_code == status, answer.text
         return answer.text
 
     def post(self, link: str, status: int = 200, **body: Any) -> Any:
-        answer = self.web.post("/api/v1/answer", params={"link": link}, json=body)
+        answer = self.web.post("/api/v1/answer", json={"link": link, **body})
         assert answer.status_code == status, answer.text
         return answer.json()
 
@@ -70,7 +72,7 @@ def test_a_link_leads_to_the_server_and_there_is_one_for_each_person_who_is_aske
     claim(office)
     sent.link("claim", "mia")
     assert set(sent.links["claim"]) == {"mia", "max"}
-    assert all(url.startswith(f"{PUBLIC}/answer?link=") for url in sent.links["claim"].values())
+    assert all(url.startswith(f"{PUBLIC}/answer#") for url in sent.links["claim"].values())
     assert len(set(sent.links["claim"].values())) == 2
 
 
@@ -79,7 +81,7 @@ def test_the_page_shows_the_question_and_nothing_else_and_changes_nothing(office
     guest, before = Guest(office), office.kd.runtime.log.head("claim")
     for _ in range(3):  # a mail scanner, a preview, the person
         page = guest.page(link)
-    assert guest.web.head("/answer", params={"link": link}).status_code == 200
+    assert guest.web.head("/answer").status_code == 200
     assert office.kd.runtime.log.head("claim") == before
     assert office.kd.runtime.store.messages("claim") == []
     for text in ("desk_pay", "2400", "the storm is on record", "large sums are put to people", "Approve", "mia"):
@@ -92,7 +94,7 @@ def test_a_link_opens_nothing_but_its_question(office: Desk, sent: Collected, tm
     link = sent.link(claim(office), "mia")
     app = asgi(office.kd)  # by tokens
     with TestClient(app) as web:
-        assert web.get("/api/v1/answer", params={"link": link}).status_code == 200
+        assert web.post("/api/v1/answer/question", json={"link": link}).status_code == 200
         for path in ("/api/v1/inbox", "/api/v1/runs/claim", "/api/v1/inbox/claim:1"):
             assert web.get(path, params={}).status_code == 401
         assert web.get("/api/v1/runs", headers={"Authorization": f"Bearer {link}"}).status_code == 401
@@ -110,7 +112,7 @@ def test_an_answer_by_link_is_the_persons_and_takes_the_way_of_the_inbox(office:
 
 
 def test_an_answered_question_says_by_whom_and_when(office: Desk, sent: Collected) -> None:
-    mia, max_ = sent.link(claim(office), "mia"), sent.links["claim"]["max"].partition("link=")[2]
+    mia, max_ = sent.link(claim(office), "mia"), sent.links["claim"]["max"].partition("#")[2]
     guest = Guest(office)
     guest.post(mia, verb="approve")
     first = guest.post(max_, 409, verb="reject")
@@ -128,7 +130,7 @@ def test_a_replayed_answer_is_refused_also_with_its_key(office: Desk, sent: Coll
     link = sent.link(claim(office), "mia")
     web = Guest(office).web
     again = [
-        web.post("/api/v1/answer", params={"link": link}, json={"verb": "approve"}, headers={"Idempotency-Key": "k"})
+        web.post("/api/v1/answer", json={"link": link, "verb": "approve"}, headers={"Idempotency-Key": "k"})
         for _ in range(2)
     ]
     assert [each.status_code for each in again] == [200, 409]
@@ -138,7 +140,7 @@ def test_a_replayed_answer_is_refused_also_with_its_key(office: Desk, sent: Coll
 
 def test_a_forged_or_altered_link_is_refused(office: Desk, sent: Collected) -> None:
     link = sent.link(claim(office), "mia")
-    other = sent.links["claim"]["max"].partition("link=")[2]
+    other = sent.links["claim"]["max"].partition("#")[2]
     said, _, signature = link.partition(".")
     guest = Guest(office)
     others, theirs = other.split(".")
@@ -173,7 +175,9 @@ def test_a_link_of_another_store_is_refused(office: Desk, sent: Collected, tmp_p
 
 
 def test_an_expired_link_says_when_and_the_deadline_of_the_question_ends_it(office: Desk, sent: Collected) -> None:
-    link = sent.link(claim(office), "mia")
+    with pytest.MonkeyPatch.context() as longer:
+        longer.setenv("KILLICK_LINK_EXPIRES", "30d")
+        link = sent.link(claim(office), "mia")
     office.clock.advance(3 * 86_400 - 60)
     assert Guest(office).get(link)["by"] == "mia"
     office.clock.advance(60)
@@ -182,9 +186,22 @@ def test_an_expired_link_says_when_and_the_deadline_of_the_question_ends_it(offi
     assert "this link expired at 2026-11-" in refused["detail"]
 
 
-def test_a_link_holds_for_seven_days(office: Desk, sent: Collected) -> None:
+def test_a_link_holds_for_a_day_unless_the_setting_says_otherwise(
+    office: Desk, sent: Collected, environment: pytest.MonkeyPatch
+) -> None:
     link = sent.link(office.at(at.asks, "When?"), "mia")
-    office.clock.advance(7 * 86_400 - 60)
+    environment.setenv("KILLICK_LINK_EXPIRES", "3d")
+    longer = sent.link(office.at(at.asks, "When?", run="r2"), "mia")
+    office.clock.advance(3 * 86_400 - 60)
+    Guest(office).get(link, 403)
+    assert Guest(office).get(longer)["by"] == "mia"
+    office.clock.advance(60)
+    Guest(office).get(longer, 403)
+
+
+def test_a_link_holds_until_its_day_is_over(office: Desk, sent: Collected) -> None:
+    link = sent.link(office.at(at.asks, "When?"), "mia")
+    office.clock.advance(86_400 - 60)
     assert Guest(office).get(link)["question"]["prompt"] == "When?"
     office.clock.advance(60)
     Guest(office).get(link, 403)
@@ -225,13 +242,110 @@ def test_a_question_that_is_not_asked_any_more_says_so(office: Desk, sent: Colle
 
 def test_a_quorum_counts_each_person_once(office: Desk, sent: Collected) -> None:
     office.at(at.rollout, 3)
-    lea, leo = sent.link("r", "lea"), sent.links["r"]["leo"].partition("link=")[2]
+    lea, leo = sent.link("r", "lea"), sent.links["r"]["leo"].partition("#")[2]
     guest = Guest(office)
     assert guest.post(lea, verb="approve")["did"].endswith("1 of 2 approved (lea)")
     assert guest.post(lea, 409, verb="approve")["code"] == "already_agreed"
     assert "lea approved it already" in guest.page(lea)
     guest.post(leo, verb="approve")
     assert "Approved by lea, leo at" in guest.get(lea, 409)["detail"]
+
+
+class OneReader:
+    """A hook that sends the links of everyone to one place, of which one reader answers in every name."""
+
+    def __init__(self, office: Desk) -> None:
+        self.office = office
+        self.guest = Guest(office)
+        self.links: dict[str, str] = {}
+
+        @killick.on("wait.opened", name="sink")
+        def sink(event: HookEvent) -> None:
+            self.links = {name: token_of(url) for name, url in links(event).items()}
+
+        ensure(office.kd.runtime.engine)
+        self.opened()
+
+    def opened(self) -> None:
+        """The newest question reaches the place."""
+        attended(self.office.kd, "sink")
+
+    def says(self, name: str, status: int = 200, **body: Any) -> Any:
+        return self.guest.post(self.links[name], status, **body)
+
+
+@pytest.fixture
+def reader(office: Desk, environment: pytest.MonkeyPatch) -> OneReader:
+    made = OneReader(office)
+    office.at(at.rollout, 3)
+    made.opened()
+    return made
+
+
+def votes(office: Desk) -> tuple[str, ...]:
+    [wait] = office.kd.inbox()
+    return wait.votes
+
+
+def test_two_answers_by_links_of_one_delivery_count_once(office: Desk, reader: OneReader) -> None:
+    reader.says("lea", verb="approve")
+    refused = reader.says("leo", 409, verb="approve")  # the run took nothing yet: the store decides
+    assert "lea answered by a link of the same channel" in refused["detail"]
+    assert votes(office) == ("lea",)
+    office.kd.advance("r")
+    assert reader.says("leo", 409, verb="approve")["code"] == "answer_refused"
+    office.kd.advance("r")
+    assert office.kd.info("r").status == "waiting"
+    office.kd.answer("r", "approve", by="leo")  # as himself
+    office.kd.advance("r")
+    assert office.kd.state("r").result == "3 hosts"
+
+
+def test_the_reader_of_one_channel_does_not_edit_in_one_name_and_approve_in_another(
+    office: Desk, reader: OneReader
+) -> None:
+    reader.says("leo", verb="edit", value={"hosts": 900})  # counts as leo's approval of what he wrote
+    office.kd.advance("r")
+    reader.opened()
+    assert votes(office) == ("leo",)
+    assert "leo answered by a link of the same channel" in reader.says("lea", 409, verb="approve")["detail"]
+    assert office.kd.info("r").status == "waiting"
+
+
+def test_a_person_who_answered_by_link_counts_once_in_the_inbox_too(office: Desk, reader: OneReader) -> None:
+    reader.says("lea", verb="approve")
+    with pytest.raises(killick.errors.AlreadyAgreed):
+        office.kd.answer("r", "approve", by="lea")
+    office.kd.advance("r")
+    assert votes(office) == ("lea",)
+
+
+def test_two_votes_of_one_person_that_meet_in_the_store_are_counted_once_and_the_place_returns(
+    office: Desk, reader: OneReader
+) -> None:
+    [wait] = office.kd.inbox()
+    reader.says("lea", verb="approve")
+    # What a process does that read the inbox before the vote by link came.
+    engine, body = office.kd.runtime.engine, {"kind": "approve", "value": None, "comment": None, "digest": wait.digest}
+    id_ = f"answer:r:{wait.step}@{wait.opened}#lea"
+    answers.deliver(engine, "r", "killick.vote", body, id=id_, by="lea", slot=of_wait(wait.step, wait.opened, 1))
+    office.kd.advance("r")
+    assert votes(office) == ("lea",)
+    office.kd.answer("r", "approve", by="leo")
+    office.kd.advance("r")
+    assert office.kd.state("r").result == "3 hosts"
+
+
+def test_the_page_that_a_link_opens_gets_no_token_and_says_what_to_do_without_a_script(
+    office: Desk, sent: Collected
+) -> None:
+    url = sent.links["claim"]["mia"] if sent.link(claim(office), "mia") else ""
+    answer = Guest(office).web.get(url.removeprefix(PUBLIC))  # a client sends no fragment
+    assert (answer.status_code, answer.request.url.query) == (200, b"")
+    assert "JavaScript" in answer.text
+    assert "desk_pay" not in answer.text
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert Guest(office).web.get("/api/v1/answer", params={"link": token_of(url)}).status_code == 405
 
 
 def test_an_effect_in_doubt_is_settled_by_link(office: Desk, sent: Collected) -> None:
@@ -277,9 +391,9 @@ def test_who_lost_the_role_cannot_answer_by_an_old_link(tmp_path: Path) -> None:
         attended(kd, "by_role")
         assert set(got) == {"ann", "bob"}
         del roles["ann"]
-        refused = web.get("/api/v1/answer", params={"link": token_of(got["ann"])})
+        refused = web.post("/api/v1/answer/question", json={"link": token_of(got["ann"])})
         assert (refused.status_code, refused.json()["code"]) == (403, "not_asked")
-        answer = web.post("/api/v1/answer", params={"link": token_of(got["bob"])}, json={"verb": "approve"})
+        answer = web.post("/api/v1/answer", json={"link": token_of(got["bob"]), "verb": "approve"})
         assert answer.status_code == 200
 
 
@@ -328,6 +442,7 @@ def test_without_the_variables_there_are_no_links(
         ("KILLICK_PUBLIC_URL", "killick.example.org", "KILLICK_PUBLIC_URL: is not the address of a service"),
         ("KILLICK_PUBLIC_URL", "", "KILLICK_PUBLIC_URL: is not the address of a service"),
         ("KILLICK_LINK_SECRET", "", "KILLICK_LINK_SECRET: is empty"),
+        ("KILLICK_LINK_EXPIRES", "soon", "KILLICK_LINK_EXPIRES: 'soon' is not a duration"),
         ("KILLICK_LINK_SECRET", f"short {SECRET}", "KILLICK_LINK_SECRET: has a secret of fewer than 16 bytes"),
     ],
 )

@@ -110,10 +110,10 @@ def test_a_server_that_is_killed_after_the_answer_leaves_no_stale_message(
         assert "/api/chat.update" in [path for path, _ in far.calls]
         until(lambda: kd.info("r1").status == "completed")
         far.on_respond = lambda: False
-        [token] = re.findall(r"answer\?link=(\S+)", post.text())
+        [token] = re.findall(r"answer#(\S+)", post.text())
         with running(tmp_path, post, far, "serve app.py --port 0") as server:
             url = url_of(server)
-            late = httpx.post(f"{url}api/v1/answer", params={"link": token}, json={"verb": "reject"})
+            late = httpx.post(f"{url}api/v1/answer", json={"link": token, "verb": "reject"})
             again = httpx.post(f"{url}slack/slack", content=request.body, headers=request.headers)
         assert (late.status_code, late.json()["code"]) == (409, "already_answered")
         assert (again.status_code, again.json()["code"]) == (401, "webhook_refused")

@@ -55,7 +55,7 @@ def claim(office: Desk, run: str = "claim", name: str = "bob") -> str:
 
 
 def link_in(text: str) -> str:
-    [token] = re.findall(rf"{re.escape(PUBLIC)}/answer\?link=(\S+)", text)
+    [token] = re.findall(rf"{re.escape(PUBLIC)}/answer#(\S+)", text)
     return str(token)
 
 
@@ -74,7 +74,7 @@ def test_everyone_who_is_asked_gets_the_question_and_their_own_link(office: Desk
     for text in ("the storm is on record", "large sums are put to people", "max, mia", "claim, step 1"):
         assert text in post.text()
     web = TestClient(office.web.app)
-    said = [web.get("/api/v1/answer", params={"link": link_in(post.text(n))}).json()["by"] for n in (0, 1)]
+    said = [web.post("/api/v1/answer/question", json={"link": link_in(post.text(n))}).json()["by"] for n in (0, 1)]
     assert [f"{name}@example.org" for name in said] == [each["to"] for each in post.mail]
     assert post.mail[0]["auto-submitted"] == "auto-generated"
     assert str(post.mail[0]["from"]) == "Killick <killick@example.org>"
@@ -85,7 +85,7 @@ def test_the_link_of_the_mail_answers_the_question(office: Desk, post: Smtp) -> 
     claim(office)
     attended(office.kd, "email")
     web = TestClient(office.web.app)
-    web.post("/api/v1/answer", params={"link": link_in(post.text())}, json={"verb": "approve"}).raise_for_status()
+    web.post("/api/v1/answer", json={"link": link_in(post.text()), "verb": "approve"}).raise_for_status()
     office.kd.advance("claim")
     assert office.kd.state("claim").result == "paid 2400 to bob"
 
@@ -271,3 +271,12 @@ def test_a_worker_without_links_leaves_the_mail_to_others_and_says_what_it_lacks
     environment.delenv("KILLICK_PUBLIC_URL")
     assert ensure(office.kd.runtime.engine) == []
     assert "messages to people need links; KILLICK_PUBLIC_URL: is not the address of a service" in caplog.text
+
+
+def test_two_people_with_one_mailbox_are_one_approval_by_link(office: Desk, post: Smtp) -> None:
+    mailing(office, post, people={"lea": "team@example.org", "leo": "team@example.org"})
+    office.at(at.rollout, 3)
+    attended(office.kd, "email")
+    web = TestClient(office.web.app)
+    given = [{"link": link_in(post.text(n)), "verb": "approve"} for n in (0, 1)]
+    assert [web.post("/api/v1/answer", json=each).status_code for each in given] == [200, 409]

@@ -195,11 +195,11 @@ def test_editing_opens_a_link_that_is_the_persons_own(office: Desk, far: Slack) 
     claim(office)
     press(office, far, "edit", "U2")
     [text] = far.alone
-    [token] = re.findall(rf"<{re.escape(PUBLIC)}/answer\?link=(\S+)\|look at it, and answer as max>", text)
+    [token] = re.findall(rf"<{re.escape(PUBLIC)}/answer#(\S+)\|look at it, and answer as max>", text)
     assert far.texts(FIRST)[-1] == "Reject"
-    assert office.web.get("/api/v1/answer", params={"link": token}).json()["by"] == "max"
+    assert office.web.post("/api/v1/answer/question", json={"link": token}).json()["by"] == "max"
     done = office.web.post(
-        "/api/v1/answer", params={"link": token}, json={"verb": "edit", "value": {"amount": 7}, "digest": None}
+        "/api/v1/answer", json={"link": token, "verb": "edit", "value": {"amount": 7}, "digest": None}
     )
     assert done.status_code == 200
     office.kd.advance("claim")
@@ -209,7 +209,7 @@ def test_editing_opens_a_link_that_is_the_persons_own(office: Desk, far: Slack) 
 def test_the_value_of_a_button_is_no_link(office: Desk, far: Slack) -> None:
     claim(office)
     value = far.messages[FIRST]["blocks"][-1]["elements"][0]["value"]
-    refused = office.web.post("/api/v1/answer", params={"link": value}, json={"verb": "approve"})
+    refused = office.web.post("/api/v1/answer", json={"link": value, "verb": "approve"})
     assert (refused.status_code, refused.json()["code"]) == (403, "link_refused")
     assert "this link is for another way to answer" in refused.json()["detail"]
 

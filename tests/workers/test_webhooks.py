@@ -28,6 +28,7 @@ from killick.store.records import OutboxItem
 from killick.workers import answer_links
 from killick.workers.hooks import HOOKS, HookEvent, attend, ensure
 from killick.workers.webhooks import document, webhook_verify
+from web.elsewhere import configured
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 NOW_US = 1_750_000_000_000_000
@@ -204,6 +205,37 @@ def test_the_far_side_is_told_in_a_signed_document(kd: killick.Client, far: FarS
     by_hand = b64encode(hmac_by_hand(b64decode(SECRET.removeprefix("whsec_")), signed)).decode()
     assert headers["webhook-signature"] == f"v1,{by_hand}"
     assert webhook_verify(SECRET, headers, taken.body, clock=kd.runtime.clock) == document
+
+
+@pytest.fixture
+def linked() -> Iterator[None]:
+    with configured():
+        yield
+
+
+def test_no_webhook_carries_a_link_that_was_not_declared(kd: killick.Client, far: FarSide, linked: None) -> None:
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
+    ensure(kd.runtime.engine)
+    open_wait(kd)
+    attended(kd)
+    assert "answer#" not in far.taken[0].body.decode()
+    assert "links" not in json.loads(far.taken[0].body)
+
+
+def test_a_webhook_carries_the_link_of_the_one_person_whom_its_declaration_names(
+    kd: killick.Client, far: FarSide, linked: None
+) -> None:
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops", links="managers")
+    ensure(kd.runtime.engine)
+    open_wait(kd)
+    attended(kd)
+    assert json.loads(far.taken[0].body)["links"].keys() == {"managers"}
+
+
+@pytest.mark.parametrize("links", ["", " ", ["mia", "max"], True])
+def test_links_are_for_one_person_of_one_webhook(far: FarSide, links: Any) -> None:
+    with pytest.raises(DeclarationRefused, match="links are for one person of one webhook"):
+        killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops", links=links)
 
 
 @killick.tool(name="webhooked_refund", approve="managers")

@@ -43,9 +43,10 @@ from killick.store.slots import ALL_PLACES, ENDED_SLOT, Slot
 
 def answer(
     engine: Engine, wait: str | Wait, verb: str, value: Any, *, by: str | None, comment: str | None, saw: str | None,
-    tx: Any, via: str | None = None,
+    tx: Any, via: str | None = None, channel: str | None = None,
 ) -> str:  # fmt: skip
-    """Answer an open wait; returns the run that has it. An approval that is not the last of a quorum is a vote."""
+    """Answer an open wait; returns the run that has it. An approval of a quorum is a vote. Votes by links of one
+    `channel` have one message id, so that the store accepts one of them."""
     found = _open_wait(engine, wait)
     if saw is not None and saw != found.digest:
         raise AnswerRefused(found.id, "the question has changed; read it again")
@@ -53,26 +54,49 @@ def answer(
     if found.deadline_us is not None and _is_past(engine, found.deadline_us):
         raise AnswerRefused(found.id, f"expired at {_moment(found.deadline_us)}; the run continues without an answer")
     _refuse_misfit(engine, found, verb, value, by)
-    body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest} | ({"via": via} if via else {})
+    body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest}
+    body |= {name: given for name, given in (("via", via), ("channel", channel)) if given}
     message_id, name, places = inbox.answer_id(run, found.step, found.opened), inbox.ANSWER, ALL_PLACES
     if found.need > 1 and verb == "approve":  # one vote a person, however often they click
-        name, message_id, places = inbox.VOTE, f"{message_id}#{by}", 1
+        name, places = inbox.VOTE, 1
+        message_id = f"{message_id}#{by}" if channel is None else inbox.link_vote_id(message_id, channel)
+        _refuse_voted(engine, found, by, channel)
     slot = of_wait(run, found.step, found.opened, places, engine.store.secret_key)
     try:
         delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx, slot=slot)
     except DeliveryRefused as refused:
         _refuse_closed(engine, found.id, run, found.step, opened=found.opened, by=by, need=found.need)
         raise AnswerRefused(found.id, "the question is no longer open; read the inbox again") from refused
-    if not delivered.fresh and name == inbox.VOTE and delivered.message.taken is not None and by not in found.votes:
-        # The run took this person's vote and did not count it; they may vote again.
+    if (
+        not delivered.fresh
+        and name == inbox.VOTE
+        and delivered.message.taken is not None
+        and delivered.message.by not in found.votes
+    ):
+        # The run took this vote and did not count it; it may be given again.
         message_id = f"{message_id}~{delivered.message.taken}"
         delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx, slot=slot)
     if not delivered.fresh:
         first = delivered.message
         if name == inbox.VOTE:
+            _refuse_channel(found, first.by, by)
             raise AlreadyAgreed(found.id, by=by, votes=found.votes or (str(by),), need=found.need)
         raise AlreadyAnswered(found.id, by=first.by, at=_moment(first.at_us))
     return run
+
+
+def _refuse_voted(engine: Engine, found: Wait, by: str | None, channel: str | None) -> None:
+    """Refuse a vote of a person who agreed already, or of a channel whose vote an earlier question kept."""
+    if by in found.votes:
+        raise AlreadyAgreed(found.id, by=by, votes=found.votes, need=found.need)
+    wait = engine.log.state(found.run).fold.facts.waits.get(found.step) if channel is not None else None
+    _refuse_channel(found, None if wait is None else waits.same_channel(dict(wait.channels), by, channel), by)
+
+
+def _refuse_channel(found: Wait, first: str | None, by: str | None) -> None:
+    if first is not None and first != by:
+        why = f"{first} answered by a link of the same channel, which counts once; sign in to answer as {by}"
+        raise AnswerRefused(found.id, why)
 
 
 def _is_past(engine: Engine, deadline_us: int) -> bool:

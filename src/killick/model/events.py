@@ -423,11 +423,13 @@ class WaitOpened(Event, frozen=True, tag="wait.opened"):
 
 
 class WaitVoted(Event, frozen=True, tag="wait.voted"):
-    """One approver of a quorum agreed. Data: `answer`, `comment`."""
+    """One approver of a quorum agreed. `channel` is that of an answer link: answers by links of one channel count once.
+    Data: `answer`, `comment`."""
 
     step: StepId
     by: str
     message: int | None = None
+    channel: str | None = None
 
 
 class WaitClosed(Event, frozen=True, tag="wait.closed"):

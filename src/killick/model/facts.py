@@ -85,6 +85,8 @@ class Wait(msgspec.Struct, array_like=True, frozen=True):
     """The approvals so far, of a quorum."""
     rule: str | None = None
     round: int = 0
+    channels: tuple[tuple[str, str], ...] = ()
+    """The approvers who answered by link, each with the channel of their link."""
 
 
 class ContractInForce(msgspec.Struct, array_like=True, frozen=True):

@@ -264,7 +264,8 @@ def _wait_opened(fold: FoldData, seq: int, event: e.WaitOpened) -> None:
 def _wait_voted(fold: FoldData, seq: int, event: e.WaitVoted) -> None:
     wait = fold.facts.waits.get(event.step)
     if wait is not None and event.by not in wait.votes:
-        fold.facts.waits[event.step] = replace(wait, votes=(*wait.votes, event.by))
+        channels = wait.channels if event.channel is None else (*wait.channels, (event.by, event.channel))
+        fold.facts.waits[event.step] = replace(wait, votes=(*wait.votes, event.by), channels=channels)
 
 
 def _wait_closed(fold: FoldData, seq: int, event: e.WaitClosed) -> None:

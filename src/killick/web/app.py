@@ -116,6 +116,7 @@ def asgi(
             StarletteRoute("/static/{version}/{name}", static),
             *sessions.routes(context),
             *slack.routes(context),
+            *answer_link.routes(context),
             *endpoints.table(ROUTES),
         ],
         exception_handlers={HTTPException: missing},

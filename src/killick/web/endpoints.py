@@ -49,7 +49,7 @@ class Endpoints:
         for route in sorted(routes, key=_order):
             endpoint = _Endpoint(self, route)
             made += [StarletteRoute(at, endpoint.api, methods=[route.method]) for at in (API + route.path, *route.also)]
-            made += [StarletteRoute(at, endpoint.page, methods=["GET"]) for at in route.pages]
+            made += [StarletteRoute(at, endpoint.page, methods=[route.method]) for at in route.pages]
         return sorted(made, key=lambda route: _order(route))
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
-from msgspec.structs import replace
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -27,7 +26,7 @@ from killick.web.handlers.inbox import AnswerRequest
 from killick.web.idempotency import IdempotencyKeys
 from killick.web.problems import Problem, problem_of
 from killick.web.routes import Call, Nothing, Person
-from killick.workers.answer_links import address, as_asked, outcome
+from killick.workers.answer_links import as_asked, outcome, personal_url
 from killick.workers.hooks import HOOKS
 from killick.workers.services import Service
 from killick.workers.slack import SlackChannel, answered
@@ -94,8 +93,10 @@ def _reply(call: Call[Any, Any], channel: SlackChannel, pressed: Pressed) -> dic
     try:
         wait = open_wait(call, link, by)
         if pressed.button == "edit":
-            return _alone(f"look at it, and answer as {by}", address(store, replace(link, by=by)))
-        said = answer_linked(call, wait, msgspec.convert({"verb": pressed.button}, ready(AnswerRequest))).next
+            url = personal_url(store, link, by, f"slack {pressed.user}", call.now_us, wait.deadline_us)
+            return _alone(f"look at it, and answer as {by}", url)
+        body = msgspec.convert({"verb": pressed.button}, ready(AnswerRequest))
+        said = answer_linked(call, wait, body).next  # Slack identifies the person: it is no answer by link
     except (Problem, KillickError, msgspec.ValidationError) as error:
         said = str(error)
     if (ended := outcome(log, link.run, link.opened)) is None:

@@ -1,7 +1,8 @@
 """Answer links: an address that shows one question to one person, and takes their answer without a login.
 
-A link names the run, the step, the event that asked, a keyed digest of the question, the person and an expiry. Its
-signature holds in one store. This module makes and reads links; it shows nothing and answers nothing.
+A link names the run, the step, the event that asked, a keyed digest of the question, the person, an expiry and the
+channel that it is sent to. Its signature holds in one store. Answers by links of one channel are one approval, since a
+reader of the channel could give them all. This module makes and reads links; it shows nothing and answers nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from killick.clock import timestamp
 from killick.engine.approval.argument_edits import call
 from killick.engine.control.inbox import ANSWER, VOTE, answer_id, body_of, may_answer
 from killick.engine.views import Wait
-from killick.errors import AccessRefused, DeclarationRefused, KeyRefused, ValueErased
+from killick.errors import AccessRefused, DeclarationRefused, DurationRefused, KeyRefused, ValueErased
 from killick.history.phrasing import cut, entries_of, inline
 from killick.history.run_info import pending_answer, waits_of
 from killick.log.log import Log
 from killick.model import events as e
+from killick.model.retry import seconds
 from killick.permissions import read_secret
 from killick.sanitizer import visible
 from killick.store.protocol import Store
@@ -39,8 +41,10 @@ SECRET: Final = "KILLICK_LINK_SECRET"
 """The environment variable with the secret that signs links; during rotation with several, of which the first signs."""
 FILE: Final = "file:"
 SECRET_BYTES_MIN: Final = 16
-EXPIRES_US: Final = 7 * 86_400_000_000
-"""How long a link holds after the question was asked, unless its deadline is earlier."""
+EXPIRES: Final = "KILLICK_LINK_EXPIRES"
+"""The environment variable with the time that a link holds, such as `3d`; by default a day."""
+BUTTONS_EXPIRE_US: Final = 7 * 86_400_000_000
+"""How long the buttons of a message hold. They are no credential: the messenger identifies the person."""
 
 TEXT_CHARS: Final = 2_000
 """How much of one text a message shows; the page of the link shows more."""
@@ -55,7 +59,10 @@ SAID: Final = {
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
-    """What a link says. One without a person names a question only: its reader identifies the person."""
+    """What a link says. One without a person names a question only: its reader identifies the person.
+
+    `channel` is a keyed digest of the place that the link is sent to.
+    """
 
     run: str
     step: str
@@ -63,6 +70,7 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
     question: str
     by: str
     until: int
+    channel: str = ""
 
     def is_about(self, store: Store, wait: Wait) -> bool:
         """Whether it was made for an open wait as it is now."""
@@ -77,8 +85,8 @@ def token(store: Store, link: Link) -> str:
 
 
 def address(store: Store, link: Link) -> str:
-    """The URL of a link."""
-    return f"{settings()[0]}{PATH}?link={token(store, link)}"
+    """The URL of a link. Its fragment has the token, so that no server, proxy or log on the way gets it."""
+    return f"{settings()[0]}{PATH}#{token(store, link)}"
 
 
 def read(store: Store, signed: str, now_us: int) -> Link:
@@ -94,21 +102,26 @@ def read(store: Store, signed: str, now_us: int) -> Link:
 
 
 def _signature(secret: str, store: Store, said: str) -> str:
-    return e.to_text(hmac.digest(signing_key(secret), f"killick answer link 1\n{store.id}\n{said}".encode(), sha256))
+    return e.to_text(hmac.digest(signing_key(secret), f"killick answer link 2\n{store.id}\n{said}".encode(), sha256))
 
 
-def _keyed(store: Store, digest: str | None) -> str:
-    """A digest that confirms no guess of the question."""
-    return hmac.digest(store.secret_key, f"killick answer link 1\n{digest}".encode(), sha256).hex()[:32]
+def _keyed(store: Store, text: str | None) -> str:
+    """A digest that confirms no guess of a question or a channel."""
+    return hmac.digest(store.secret_key, f"killick answer link 1\n{text}".encode(), sha256).hex()[:32]
 
 
-def settings() -> tuple[str, tuple[str, ...]]:
-    """The public address of the server, and the secrets that sign links to it. Raises DeclarationRefused."""
+def settings() -> tuple[str, tuple[str, ...], int]:
+    """The public address of the server, the secrets that sign links to it, and how many microseconds they hold. Raises
+    DeclarationRefused."""
     url, secrets = os.environ.get(URL, ""), tuple(map(_secret, os.environ.get(SECRET, "").split()))
     checked_address(URL, url, insecure=False)
     for each in secrets or ("",):
         signing_key(each, SECRET_BYTES_MIN, name=SECRET)
-    return url.rstrip("/"), secrets
+    try:
+        expires = seconds(os.environ.get(EXPIRES) or "1d")
+    except DurationRefused as error:
+        raise DeclarationRefused(EXPIRES, str(error)) from None
+    return url.rstrip("/"), secrets, round(expires * 1_000_000)
 
 
 def _secret(given: str) -> str:
@@ -139,31 +152,49 @@ def lacks(*secrets: str) -> str | None:
 # of a hook's event --------------------------------------------------------------------------------
 
 
-def link_of(event: HookEvent, by: str = "") -> Link:
-    """The link to the question of a `wait.opened`: equal for each delivery."""
+def buttons_of(event: HookEvent) -> Link:
+    """What the buttons of a message say of the question of a `wait.opened`: equal for each delivery."""
     opened = event.event
-    until = min(opened.at + EXPIRES_US, opened.deadline or opened.at + EXPIRES_US)
-    keyed = _keyed(event.engine.store, opened.digest)
-    return Link(event.run, opened.step, event.seq, keyed, by, until // 1_000_000)
+    until = min(opened.at + BUTTONS_EXPIRE_US, opened.deadline or opened.at + BUTTONS_EXPIRE_US) // 1_000_000
+    return Link(event.run, opened.step, event.seq, _keyed(event.engine.store, opened.digest), "", until)
 
 
-def links(event: HookEvent, people: Iterable[str] = ()) -> dict[str, str]:
+def personal_url(store: Store, link: Link, by: str, channel: str, at: int, deadline: int | None) -> str:
+    """The URL of a link to the same question, for one person, sent to a channel at that time."""
+    until = at + settings()[2]
+    until = min(until, deadline or until) // 1_000_000
+    keyed = _keyed(store, f"channel {channel}")
+    return address(store, msgspec.structs.replace(link, by=by, until=until, channel=keyed))
+
+
+def links(event: HookEvent, people: Iterable[str] = (), *, to: str = "") -> dict[str, str]:
     """Returns the answer links of a `wait.opened`, by the person whom each is for; none where links are not configured.
 
     event   the event that a hook received
     people  who gets a link, if they are asked; by default everyone whom the question names. A question to any person
             has one link, in the name of the hook
+    to      the channel that these links are sent to, such as an address or the id of a chat; by default the hook.
+            Answers by links of one channel count as one approval
     """
+    if not (asked := asked_of(event, people)):
+        return {}
+    opened, store, link = event.event, event.engine.store, buttons_of(event)
+    channel = to or f"hook {event.hook}"
+    return {name: personal_url(store, link, name, channel, opened.at, opened.deadline) for name in asked}
+
+
+def asked_of(event: HookEvent, people: Iterable[str] = ()) -> list[str]:
+    """Who of these people may get a link to the question of a `wait.opened`, as for `links`."""
     opened = event.event
     if not is_configured() or not isinstance(opened, e.WaitOpened) or opened.waits_for not in FOR_PEOPLE:
-        return {}
+        return []
     try:
         may, roles = event.data.get("may"), event.engine.roles
     except ValueErased:
-        return {}
+        return []
     known = opened.to if may is None and roles is None else may  # any person may answer; those who are named are told
-    asked = [each for each in people or may or opened.to or (event.hook,) if may_answer(each, opened.to, known, roles)]
-    return {name: address(event.engine.store, link_of(event, name)) for name in asked}
+    named = people or may or opened.to or (event.hook,)
+    return [each for each in named if may_answer(each, opened.to, known, roles)]
 
 
 def open_question(event: HookEvent) -> Wait | None:
@@ -205,13 +236,14 @@ def outcome(log: Log, run: str, opened: int) -> str | None:
     if not isinstance(asked, e.WaitOpened):
         return None  # the store was restored from a copy, and continued otherwise
     id_ = answer_id(run, asked.step, opened)
-    given = [each for each in log.store.messages(run) if each.name in (ANSWER, VOTE) and each.id.split("#")[0] == id_]
+    said = [each for each in log.store.messages(run) if each.name in (ANSWER, VOTE)]
+    given = [each for each in said if each.id == id_ or each.id.startswith(f"{id_}#")]
     last = next((each for each in given if each.id == id_), None)
-    if last is None and len(given) < max(asked.need, 2):
+    if last is None and len({each.by for each in given}) < max(asked.need, 2):
         return None
     last = last or given[-1]
     verb = str(entries_of(body_of(log, last)).get("kind"))
-    names = [each.by or "a person" for each in given if verb == "approve" or each is last]
+    names = dict.fromkeys(each.by or "a person" for each in given if verb == "approve" or each is last)
     return f"{SAID[verb].capitalize()} by {', '.join(names)} at {moment(last.at_us)}"
 
 

@@ -21,7 +21,7 @@ from killick.errors import DeclarationRefused, WebhookGone
 from killick.history.phrasing import cut
 from killick.logger import get_logger
 from killick.model.retry import Duration, Retry, seconds
-from killick.workers.answer_links import FOR_PEOPLE, evidence, headline, lacks, links, open_question
+from killick.workers.answer_links import FOR_PEOPLE, asked_of, evidence, headline, lacks, links, open_question
 from killick.workers.hooks import Agents, Hook, HookEvent, declare_hook
 from killick.workers.services import checked_address, secret_text
 
@@ -90,8 +90,8 @@ def email(
         if (wait := open_question(event)) is None:
             return
         names, address_of = ((), people) if callable(people) else (people, people.get)
-        found = [(address_of(each), link) for each, link in links(event, names).items()]
-        mail = [_message(event, wait, sender, to, link) for to, link in found if to is not None]
+        found = [(each, to) for each in asked_of(event, names) if (to := address_of(each)) is not None]
+        mail = [_message(event, wait, sender, to, links(event, [each], to=to)[each]) for each, to in found]
         if mail:
             deliver(mail)
 

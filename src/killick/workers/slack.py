@@ -87,7 +87,7 @@ class SlackChannel:
         log = event.engine.log
         if event.kind == "wait.opened":
             if (wait := links.open_question(event)) is not None:
-                message = asking(wait, links.token(log.store, links.link_of(event)))
+                message = asking(wait, links.token(log.store, links.buttons_of(event)))
                 posted = self._call("chat.postMessage", {"channel": self.channel, **message}, event)
                 event.receipt = f"{posted['channel']} {posted['ts']}"
             return

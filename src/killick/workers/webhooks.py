@@ -15,10 +15,11 @@ from urllib.parse import quote
 import msgspec
 
 from killick.clock import Clock, SystemClock, timestamp
-from killick.errors import ValueErased, WebhookRefused
+from killick.errors import DeclarationRefused, ValueErased, WebhookRefused
 from killick.model.codec import plain
 from killick.model.retry import Duration, Retry, seconds
-from killick.workers.answer_links import links
+from killick.workers.answer_links import lacks
+from killick.workers.answer_links import links as answer_links
 from killick.workers.hooks import Agents, Hook, HookEvent, declare_hook
 from killick.workers.services import SPARE_SECONDS, Secrets, Service, check_age, checked_secrets, lacking, signing_key
 
@@ -39,6 +40,7 @@ def webhook(
     retry: Retry | int | None = None,
     timeout: Duration = 10,
     insecure: bool = False,
+    links: str | None = None,
 ) -> Hook:
     """Declares a service that receives run events by signed POST. Delivery is at least once and in order.
 
@@ -48,6 +50,7 @@ def webhook(
     name      the name of the hook and of its log; by default the host of the address
     timeout   the time limit of one delivery
     insecure  allow plain HTTP to another machine
+    links     the one person whose answer links are sent with `wait.opened`; the receiver can answer in their name
 
     The other options are those of `killick.on`. Raises DeclarationRefused.
 
@@ -55,10 +58,12 @@ def webhook(
     """
     service = Service(name or "webhook", url, seconds(timeout), insecure=insecure)
     called = name or service.host
-    secrets = checked_secrets(called, secret)
+    secrets, people = checked_secrets(called, secret), () if links is None else (links,)
+    if links is not None and (not isinstance(links, str) or not links.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationRefused(called, f"links={links!r} names no person; links are for one person of one webhook")
 
     def send(event: HookEvent) -> None:
-        body = msgspec.json.encode(document(event))
+        body = msgspec.json.encode(document(event, answer_links(event, people, to=url) if people else None))
         id_, sent = quote(event.key, safe=":"), str(event.sent_at // 1_000_000)
         signatures = (_signature(signing_key(each), id_, sent, body) for each in secrets)
         headers = {"webhook-id": id_, "webhook-timestamp": sent, "webhook-signature": " ".join(signatures)}
@@ -66,7 +71,7 @@ def webhook(
 
     return declare_hook(
         called, send, kinds, to=service.origin, same=sha256(url.encode()).digest(),
-        lacks=lambda: lacking(*secrets), agent=agent, waits_for=waits_for, retry=retry,
+        lacks=lambda: lacks(*secrets) if people else lacking(*secrets), agent=agent, waits_for=waits_for, retry=retry,
         timeout=seconds(timeout) + SPARE_SECONDS if seconds(timeout) else 0,
     )  # fmt: skip
 
@@ -82,7 +87,7 @@ def _signature(key: bytes, id: str, timestamp: str, body: bytes) -> str:  # noqa
 # sending ------------------------------------------------------------------------------------------
 
 
-def document(sent: HookEvent) -> dict[str, Any]:
+def document(sent: HookEvent, links: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The document of an event, with the fields that the HTTP API gives it: equal for each delivery."""
     event: dict[str, Any] = msgspec.to_builtins(sent.event)
     left_out: list[str] = []
@@ -104,13 +109,12 @@ def document(sent: HookEvent) -> dict[str, Any]:
     because = msgspec.json.encode(plain(sent.because, at="because"))
     if len(because) > room:
         left_out.append("because")
-    found = links(sent)
     return {
         "version": WEBHOOK_VERSION, "id": sent.key, "agent": sent.agent, "run": sent.run, "seq": sent.seq,
         "at": timestamp(sent.at), "kind": sent.kind, "hash": sent.hash, "erased": erased,
         "fields": {name: value for name, value in event.items() if name not in ("kind", "at", "data")},
         "data": None if erased else data, "left_out": left_out,
-        "because": msgspec.Raw(because) if len(because) <= room else None, **({"links": found} if found else {}),
+        "because": msgspec.Raw(because) if len(because) <= room else None, **({"links": links} if links else {}),
     }  # fmt: skip
 
 

@@ -128,13 +128,13 @@ class ApprovalQuestion:
             event: Any = ex.engine.log.event(ex.run_id, wait.opened)
             values = dict(ex.engine.log.data(ex.run_id, wait.opened))
             if event.digest == self._binding(values["prompt"], event.rule):
-                return self._waiter(event, values, wait.opened, wait.votes)
+                return self._waiter(event, values, wait.opened, votes=wait.votes, channels=dict(wait.channels))
             # The contract or its requirement has changed: earlier votes do not count.
             void(j)
         entries = [*ex.judge.unbound(), *j.written(), *self._asked(self._prompt())]
         at, self.is_cancelled = await ex.write(*entries)
         opened: Any = entries[-1].event
-        return self._waiter(opened, dict(entries[-1].values or {}), at, ())
+        return self._waiter(opened, dict(entries[-1].values or {}), at)
 
     def _prompt(self) -> str:
         ruling, intent = self.verdict.ruling, self.j.intent
@@ -198,12 +198,12 @@ class ApprovalQuestion:
             rule=rule if same else None, to=list(self.approval.to), need=self.approval.need,
         )  # fmt: skip
 
-    def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, votes: Sequence[str]) -> Waiter:
+    def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, **more: Any) -> Waiter:
         self.ex.asked_of[self.j.step] = event.to, values.get("may")
         rounds = [Escalation(each.to, each.timeout, self._may(each.to)) for each in self.approval.escalate]
         return Waiter.of(
-            Entry(event, dict(values)), opened, then=self._then, fits=self._fits, votes=tuple(votes),
-            rounds=tuple(rounds[event.round :]),
+            Entry(event, dict(values)), opened, then=self._then, fits=self._fits,
+            rounds=tuple(rounds[event.round :]), **more,
         )  # fmt: skip
 
     # their answers ----------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class ApprovalQuestion:
         if self.approval.need <= 1:
             j.agreements.add(self._agreement(frozenset(rule for rule, _ in verdict.asks)))
             return [Entry(event, {**values, "grants": verdict.ruling.rule})]
-        voted = Entry(e.WaitVoted(at=ex.now_us(), step=j.step, by=by))
+        voted = Entry(e.WaitVoted(at=ex.now_us(), step=j.step, by=by, channel=closed.channel))
         asked = self._asked_now()
         return [Entry(event, values), *self._asked(self._prompt(), 0 if asked is None else asked.round), voted]
 

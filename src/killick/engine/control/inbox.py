@@ -65,6 +65,11 @@ def question_verbs(has_options: bool, has_type: bool) -> list[Verb]:
     return ["reject", "edit", "respond"] if has_type else list(QUESTION_VERBS)
 
 
+def link_vote_id(answer: str, channel: str) -> str:
+    """The id of a vote by answer link: one for each channel. No name of a person begins with a space."""
+    return f"{answer}# {channel}"
+
+
 def verbs_of(waits_for: str) -> tuple[Verb, ...]:
     """The answers that a wait takes of which nothing else is known."""
     return {"answer": QUESTION_VERBS, "settlement": SETTLEMENT_VERBS}.get(waits_for, ())

@@ -22,6 +22,7 @@ class Closed(NamedTuple):
     by: str | None = None
     answer: Any = None
     comment: str | None = None
+    channel: str | None = None
 
 
 class Intervened(BaseException):
@@ -73,6 +74,8 @@ class Waiter:
     asked: Entry | None = None
     need: int = 1
     votes: tuple[str, ...] = ()
+    channels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The channel of each approver who answered by link."""
     rounds: tuple[Escalation, ...] = ()
     resting: bool = False
     message: Message | None = None

@@ -134,7 +134,9 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     else:
         with suppress(ValueErased):
             asked.shown = {name: value for name, value in ex.record.data(wait.opened).items() if name != "may"}
-        waiter = _waiter(asked, ex.record.event(wait.opened), wait.opened, votes=wait.votes)
+        waiter = _waiter(
+            asked, ex.record.event(wait.opened), wait.opened, votes=wait.votes, channels=dict(wait.channels)
+        )
     ex.refuse(branch)
     closed = await _closing(ex, branch, waiter)
     if closed.how == "cancelled":

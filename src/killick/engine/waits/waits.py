@@ -6,7 +6,7 @@ import asyncio
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -339,7 +339,7 @@ def _answered(ex: Execution, message: Message) -> None:
         _ignore(ex, waiter, message, why)
         return
     said: dict[str, Any] = {"kind": body["kind"], "value": body.get("value")}
-    closed = Closed(0, "answered", by=message.by, answer=said, comment=body.get("comment"))
+    closed = Closed(0, "answered", by=message.by, answer=said, comment=body.get("comment"), channel=body.get("channel"))
     if waiter.need > 1 and said["kind"] == "approve":
         _voted(ex, waiter, closed, message)
     else:
@@ -380,16 +380,28 @@ def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> N
     if by in waiter.votes and message.name == VOTE:
         _ignore(ex, waiter, message, f"{by} agreed already")
         return
+    if (other := same_channel(waiter.channels, by, closed.channel)) is not None:
+        _ignore(ex, waiter, message, f"{other} answered by a link of the same channel, which counts once")
+        return
     last = len({*waiter.votes, by}) >= waiter.need
-    event = e.WaitVoted(at=ex.now_us(), step=waiter.step, by=by, message=None if last else message.number)
+    event = e.WaitVoted(
+        at=ex.now_us(), step=waiter.step, by=by, message=None if last else message.number, channel=closed.channel
+    )
     voted = Entry(event, {"answer": closed.answer, **({"comment": closed.comment} if closed.comment else {})})
-    waiter.votes = waiter.votes if by in waiter.votes else (*waiter.votes, by)
+    if by not in waiter.votes:
+        waiter.votes += (by,)
+        waiter.channels = waiter.channels if closed.channel is None else {**waiter.channels, by: closed.channel}
     if last:
         end(ex, waiter, closed, message, before=(voted,))
     else:
         ex.taken.add(message.number)
         ex.write_behind(voted, takes=(message.number,))
         _ask_again(ex, waiter, message)
+
+
+def same_channel(channels: Mapping[str, str], by: str | None, channel: str | None) -> str | None:
+    """The other approver who answered by a link of the same channel, whose reader could give both answers."""
+    return next((name for name, taken in channels.items() if taken == channel and name != by), None)
 
 
 def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
@@ -404,7 +416,7 @@ def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
     )
     waiter.asked = Entry(opened, values if following.may is None else {**values, "may": list(following.may)})
     waiter.opened = ex.write_behind(waiter.asked)
-    waiter.deadline, waiter.since, waiter.rounds, waiter.votes = deadline, now, tuple(rest), ()
+    waiter.deadline, waiter.since, waiter.rounds, waiter.votes, waiter.channels = deadline, now, tuple(rest), (), {}
 
 
 def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
@@ -438,7 +450,10 @@ def _ask_again(ex: Execution, waiter: Waiter, message: Message) -> None:
 
 def _open_again(ex: Execution, waiter: Waiter, opened: Entry) -> None:
     """Opens a question again, with the votes that it has: in one append, which writes how many are missing."""
-    votes = [Entry(e.WaitVoted(at=opened.event.at, step=waiter.step, by=by)) for by in waiter.votes]
+    votes = [
+        Entry(e.WaitVoted(at=opened.event.at, step=waiter.step, by=by, channel=waiter.channels.get(by)))
+        for by in waiter.votes
+    ]
     waiter.opened = ex.write_behind(opened, *votes) - len(votes)
 
 

@@ -1,15 +1,20 @@
 """Answer links: one question, shown to and answered by the person whom a signed link is for. No login is needed.
 
-Reading changes nothing, since mail scanners open links. An answer takes the way of the inbox, and counts once.
+The token of a link is in the fragment of its address: a script of the page sends it in the body of a POST. Reading
+changes nothing, since mail scanners open links. An answer takes the way of the inbox, and counts once.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 
+from killick.clock import timestamp
 from killick.engine.control.inbox import may_answer
 from killick.engine.views import Wait
 from killick.errors import AccessRefused, AnswerRefused, NotAsked
@@ -18,14 +23,27 @@ from killick.presenting.documents import Document
 from killick.web.handlers import inbox
 from killick.web.handlers.inbox import AnswerRequest, AnswerResult, InboxQuestion, WaitAsked
 from killick.web.problems import Problem
-from killick.web.routes import Call, Person, get, post
+from killick.web.render import render
+from killick.web.routes import Call, Person, post
 from killick.workers.answer_links import PATH, SECRET, URL, Link, is_configured, outcome, read
 
+if TYPE_CHECKING:
+    from killick.web.app_context import AppContext
 
-class LinkAsked(msgspec.Struct, frozen=True, kw_only=True):
+
+Token = Annotated[str, msgspec.Meta(min_length=1, max_length=6000, description="What follows # in the link.")]
+
+
+class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A link."""
 
-    link: Annotated[str, msgspec.Meta(min_length=1, max_length=6000, description="The signed part of the link.")]
+    link: Token
+
+
+class LinkAnswerRequest(AnswerRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer by link."""
+
+    link: Token
 
 
 class LinkedQuestion(Document, frozen=True):
@@ -71,22 +89,34 @@ def _blank(_: Call[Any, Any]) -> LinkedQuestion:
     return LinkedQuestion()
 
 
-@get(PATH, scope=None, page="answer.html", blank=_blank)
-def shown(call: Call[LinkAsked, Any]) -> LinkedQuestion:
+def routes(context: AppContext) -> list[StarletteRoute]:
+    """The page that a link opens, which has no question yet: the token does not leave the browser with its address."""
+
+    def opened(request: Request) -> Response:
+        return render(
+            context, request, "answer.html", person=None, doc=None, twin=None, problem=None,
+            now=timestamp(context.client.runtime.clock.now_us()),
+        )  # fmt: skip
+
+    return [StarletteRoute(PATH, opened, methods=["GET"])]
+
+
+@post(f"{PATH}/question", scope=None, natural=True, page="answer.html", blank=_blank)
+def shown(call: Call[Any, LinkRequest]) -> LinkedQuestion:
     """The one question of an answer link. Changes nothing."""
-    link = read_link(call, call.asked.link)
+    link = read_link(call, call.body.link)
     found = inbox.question(call.client, open_wait(call, link, link.by), link.by)
     return LinkedQuestion(question=found, by=link.by, expires_at_us=link.until * 1_000_000)
 
 
 @post(PATH, scope=None, natural=True)
-def answer(call: Call[LinkAsked, AnswerRequest]) -> AnswerResult:
+def answer(call: Call[Any, LinkAnswerRequest]) -> AnswerResult:
     """Answer the question of an answer link, once, as the person whom it is for."""
-    link = read_link(call, call.asked.link)
-    return answer_linked(call, open_wait(call, link, link.by), call.body)
+    link = read_link(call, call.body.link)
+    return answer_linked(call, open_wait(call, link, link.by), call.body, link.channel)
 
 
-def answer_linked(call: Call[Any, Any], wait: Wait, body: AnswerRequest) -> AnswerResult:
+def answer_linked(call: Call[Any, Any], wait: Wait, body: AnswerRequest, channel: str | None = None) -> AnswerResult:
     """Answers as the inbox does. Without a key: a repeated request is a second answer, which is refused."""
-    bound = replace(body, digest=body.digest or wait.digest)
-    return inbox.answer(Call(call.context, call.request, call.person, WaitAsked(wait=wait.id), bound, None))
+    bound, asked = replace(body, digest=body.digest or wait.digest), WaitAsked(wait=wait.id)
+    return inbox.answer_by(Call(call.context, call.request, call.person, asked, bound, None), channel)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 from msgspec.structs import asdict
 
+from killick.client import answers
 from killick.client import inbox as asked
 from killick.client.client import Client
 from killick.engine.approval import argument_edits
@@ -198,6 +199,11 @@ def _gone(client: Client, run: str, step: str, state: State) -> str:
 @post("/inbox/{wait}", natural=True)
 def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
     """Answer a run's question; the first answer counts."""
+    return answer_by(call)
+
+
+def answer_by(call: Call[WaitAsked, AnswerRequest], channel: str | None = None) -> AnswerResult:
+    """Answers as the caller, who may have it by a link that was sent to a channel."""
     client, wait, body, by = call.client, call.asked.wait, call.body, call.person.name
     run, _, step = wait.rpartition(":")
     found = next((each for each in waits_of(client.runtime.store, client.state(run)) if each.step == step), None)
@@ -215,7 +221,8 @@ def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
     if found is not None and is_free and (misfit := argument_edits.misfit(found.schema, value)) is not None:
         raise AnswerRefused(found.id, misfit)  # while the person can correct it; the run would discard it later
     try:
-        client.answer(found or wait, body.verb, value=value, by=by, comment=body.comment, saw=saw)
+        given = {"by": by, "comment": body.comment, "saw": saw, "tx": None, "channel": channel}
+        client.runtime.notify(answers.answer(client.runtime.engine, found or wait, body.verb, value, **given))
     except (AlreadyAnswered, AlreadyAgreed) as first:
         # A client that lost the response repeats the request with its key; a different answer is a different request.
         if call.key is None or first.by != by or not _said(client, run, step, by, body.verb, value, body.comment):
