@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import json
 import os
@@ -345,3 +346,12 @@ def test_the_end_of_the_grace_period_interrupts_the_open_steps_of_a_worker(offic
         out, _ = worker.communicate(timeout=300)
     assert (worker.returncode, out.splitlines()[-1].split()[1]) == (0, "stopped")
     assert not (office / "awake").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "start"])
+def test_who_starts_a_run_is_on_record(office: Path, capsys: Capture, command: str) -> None:
+    call(capsys, command, "app.py:greet", "-i", "Ann", "--id", "g1", "--by", "mia")
+    call(capsys, command, "app.py:greet", "-i", "Ann", "--id", "g2")
+    with killick.open("killick.db") as kd:
+        assert kd.state("g1").fold.facts.starters == ("mia",)
+        assert kd.state("g2").fold.facts.starters == (getpass.getuser(),)

@@ -255,6 +255,7 @@ class Run(_Common[C]):
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
         options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
+        separate: bool = False,
     ) -> Step[Answer]:  # fmt: skip
         """Asks a person and waits for the answer: approve, reject, edit or respond. Raises WaitExpired at the deadline
         if there is no default.
@@ -267,10 +268,11 @@ class Run(_Common[C]):
         returns   the type of a response
         need      the number of people who must approve
         escalate  who is asked after a timeout, and for how long: pairs of names and durations
+        separate  whether the people who started the run cannot answer, but by rejecting
 
             answer = await run.ask("Pay 1,200?", to="finance", timeout="3d")
         """
-        return self._steps(questions.ask, prompt, to, timeout, default, options, returns, need, escalate)
+        return self._steps(questions.ask, prompt, to, timeout, default, options, returns, need, escalate, separate)
 
     @overload
     def wait(self, name: str, *, timeout: Duration | None = None) -> Step[Any]: ...

@@ -331,5 +331,6 @@ class Stage(World):
 
 def _people(wait: Wait) -> list[str]:
     """Returns the answering people: those permitted who have not yet answered, or enough of them if anyone may."""
-    anybody = ["rehearsal", *(f"rehearsal {number}" for number in range(2, wait.need + 1)), "another person"]
-    return [name for name in (anybody if wait.may is None else wait.may) if name not in wait.votes]
+    anybody = ["rehearsal", *(f"rehearsal {number}" for number in range(2, wait.need + 2)), "another person"]
+    past = {*wait.votes, *(wait.apart or ())}
+    return [name for name in (anybody if wait.may is None else wait.may) if name not in past]

@@ -77,7 +77,7 @@ class AnyClient(Operations):
     @run_method
     async def run(
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (), resume: bool = False, subject: str | None = None,
+        tags: Sequence[str] = (), resume: bool = False, subject: str | None = None, by: str | None = None,
     ) -> Any:  # fmt: skip
         """Runs an agent in this process and returns its result. Waits for timers, backoffs and rate limits. Raises
         RunWaiting if only a person or an event can wake the run, RunFailed if it fails, RunCancelled, RunPaused,
@@ -86,10 +86,11 @@ class AnyClient(Operations):
         id       the run's id; a known id resumes that run, and needs no input; an ended run returns its result
         resume   without an id: continue an unfinished run of the same agent and input that no process holds
         subject  in an encrypted store, the person whose data it is; `store.erase` destroys their key
+        by       the person who starts it, for the record
 
             total = kd.run(settle, {"claim": 17}, id="claim_17")
         """
-        return await run_to_outcome(self.runtime, agent, input, id, priority, tags, resume, subject)
+        return await run_to_outcome(self.runtime, agent, input, id, priority, tags, resume, subject, by)
 
     @start_method
     def start(
@@ -101,6 +102,7 @@ class AnyClient(Operations):
 
         id       the run's id; the same id again returns the same run
         subject  in an encrypted store, the person whose data it is; `store.erase` destroys their key
+        by       the person who starts it, for the record
 
             handle = kd.start(settle, {"claim": 17}, id="claim_17", tags=["eu"])
         """

@@ -65,6 +65,7 @@ class RunOptions(TypedDict, total=False):
     tags: Sequence[str]
     resume: bool
     subject: str | None
+    by: str | None
 
 
 class StartOptions(TypedDict, total=False):
@@ -138,7 +139,7 @@ def handle_method(
 
 async def run_to_outcome(
     runtime: Runtime, agent: AnyAgent, input: Any, id: str | None, priority: int | None, tags: Sequence[str],  # noqa: A002
-    resume: bool, subject: str | None,
+    resume: bool, subject: str | None, by: str | None = None,
 ) -> Any:  # fmt: skip
     """Runs an agent on the running loop; returns its result."""
     agent = named(agent)
@@ -148,7 +149,8 @@ async def run_to_outcome(
     run, start, read = id or "", None, _read(engine, agent, input, opening)
     if read is None:
         is_new = looks and opening is None
-        run, start = begin(engine, agent, input, id, priority, tags, resume=resume, is_new=is_new, subject=subject)
+        begun = begin(engine, agent, input, id, priority, tags, resume=resume, is_new=is_new, by=by, subject=subject)
+        run, start = begun
         row = runtime.store.index(run) if start is None else None
         if row is not None and row.status in ENDED:
             logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)

@@ -84,6 +84,7 @@ class Approval(msgspec.Struct, frozen=True):
     timeout   the deadline, after which the next escalation is asked, or the call is rejected
     escalate  who is asked after the deadline, and for how long
     prompt    the question; by default made from the call
+    separate  whether the people who started the run or edited the call cannot approve it
 
         @killick.tool(approve=killick.Approval("finance", need=2, timeout="2d"))
         async def pay(to: str, cents: int) -> str: ...
@@ -94,6 +95,7 @@ class Approval(msgspec.Struct, frozen=True):
     timeout: float | None = None
     escalate: tuple[Escalation, ...] = ()
     prompt: str | None = None
+    separate: bool = False
 
     if TYPE_CHECKING:
         # The accepted types are wider than the stored ones.
@@ -104,6 +106,7 @@ class Approval(msgspec.Struct, frozen=True):
             timeout: Duration | None = None,
             escalate: Sequence[tuple[str | Sequence[str], Duration | None]] = (),
             prompt: str | None = None,
+            separate: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -111,6 +114,8 @@ class Approval(msgspec.Struct, frozen=True):
             raise ContractRefused("Approval", f"need={self.need!r}; give a whole number of people from 1")
         if self.prompt is not None and type(self.prompt) is not str:
             raise ContractRefused("Approval", f"prompt={self.prompt!r}; give text")
+        if type(self.separate) is not bool:
+            raise ContractRefused("Approval", f"separate={self.separate!r}; give true or false")
         normalized = {
             "to": _names(self.to) if self.to else (),
             "timeout": _timeout(self.timeout),
@@ -133,6 +138,8 @@ class Approval(msgspec.Struct, frozen=True):
             spec["escalate"] = [each.spec for each in self.escalate]
         if self.prompt is not None:
             spec["prompt"] = self.prompt
+        if self.separate:
+            spec["separate"] = True
         return spec
 
 

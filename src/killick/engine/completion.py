@@ -91,6 +91,7 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
     started = e.RunStarted(
         at=ex.now_us(), run=successor, agent=facts.agent, build=ex.engine.build(agent), priority=facts.priority,
         tags=tags, parent=facts.parent, parent_step=facts.parent_step, follows=ex.run_id, trace=trace_here(),
+        starters=facts.starters,
     )  # fmt: skip
     born = log.begin(successor).built(first_entries(started, agent, input, document=ex.context.saved()))
     left = permits.left(ex.log, ex.now_us())

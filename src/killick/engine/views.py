@@ -90,6 +90,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """The number of escalations."""
     opened: int = 0
     """The number of the event that opened it."""
+    apart: Any = None
+    """The people who cannot approve, and what each of them did, if duties are separate; else None."""
 
     @property
     def is_agreed(self) -> bool:

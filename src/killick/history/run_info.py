@@ -46,6 +46,7 @@ def waits_of(store: Store, state: State) -> Iterator[Wait]:
             may=None if erased or data.get("may") is None else tuple(data["may"]), rule=wait.rule,
             reason=None if erased else data.get("reason"), because=because_of(state, wait.step),
             digest=getattr(state.event(wait.opened), "digest", None), round=wait.round, opened=wait.opened,
+            apart=None if erased else data.get("apart"),
         )  # fmt: skip
 
 

@@ -88,7 +88,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class RunStarted(Event, frozen=True, tag="run.started"):
-    """A run started. `trace` is its W3C trace context. `key` names the key of its encrypted values. Data: `input`."""
+    """A run started. `trace` is its W3C trace context. `key` names the key of its encrypted values. `starters` are the
+    people who started the run that started it. Data: `input`."""
 
     run: str
     agent: str
@@ -101,6 +102,7 @@ class RunStarted(Event, frozen=True, tag="run.started"):
     by: str | None = None
     trace: str | None = None
     key: Digest | None = None
+    starters: tuple[str, ...] = ()
 
 
 class RunForked(Event, frozen=True, tag="run.forked"):
@@ -409,7 +411,8 @@ class DecisionMade(Event, frozen=True, tag="decision.made"):
 class WaitOpened(Event, frozen=True, tag="wait.opened"):
     """A step waits. `digest` binds the request, so that an answer authorizes nothing else. `need` is the quorum of
     approvers. `round` counts escalations. Data: `prompt`, `schema`, `default`, `intention`, `verbs`, `options`; `may`,
-    the permitted approvers by name, if known."""
+    the permitted approvers by name, if known; `apart`, the people who cannot approve, and why, if duties are
+    separate."""
 
     step: StepId
     waits_for: WaitFor

@@ -158,6 +158,8 @@ class Facts(msgspec.Struct, omit_defaults=True):
     follows: str | None = None
     key: e.Digest | None = None
     renewed_as: str | None = None
+    starters: tuple[str, ...] = ()
+    """The people who started it: a fork has those of its parent too, a child and a renewal those of the run before."""
     started_at: int = 0
     changed_at: int = 0
     status: Status = "queued"

@@ -21,6 +21,11 @@ def _run_started(fold: FoldData, seq: int, event: e.RunStarted) -> None:
     facts.parent, facts.parent_step, facts.follows = event.parent, event.parent_step, event.follows
     facts.started_at = facts.changed_at = event.at
     facts.input, facts.key = seq, event.key
+    facts.starters = _with_starter(event.starters, event.by)
+
+
+def _with_starter(starters: tuple[str, ...], by: str | None) -> tuple[str, ...]:
+    return starters if by is None or by in starters else (*starters, by)
 
 
 def _kept(fold: FoldData, seq: int, event: e.RunForked | e.RunRewound) -> None:
@@ -56,6 +61,7 @@ def _run_forked(fold: FoldData, seq: int, event: e.RunForked) -> None:
     facts = fold.facts
     facts.run, facts.forked_from, facts.generation = event.run, event.parent, event.generation
     facts.fork_effects, facts.model = event.effects, event.model or facts.model
+    facts.starters = _with_starter(facts.starters, event.by)
     # No parent waits for a fork of a child, and a fork does not inherit its parent's trigger tags.
     facts.parent = facts.parent_step = facts.follows = facts.renewed_as = None
     facts.tags = tuple(tag for tag in facts.tags if not tag.startswith(OWN_TAGS))

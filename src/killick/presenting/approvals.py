@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from killick.client.inbox import addressees, agreement, missing_approvals
 from killick.engine import views
 from killick.engine.approval.argument_edits import ARGUMENT_CHARS, call, shown, visible
-from killick.engine.control.inbox import APPROVE, may_answer
+from killick.engine.control.inbox import APPROVE, may_answer, separated
 from killick.history.phrasing import entries_of, inline, listed, process
 from killick.history.timeline_parts import Edit, Step, Wait
 from killick.presenting.phrase import Phrase, remark
@@ -101,6 +101,8 @@ def why_not(client: Client, wait: views.Wait, person: str | None) -> str | None:
     """Why a person cannot answer a wait; None where they can. Where several approvals are needed, each counts once."""
     if not may_answer(person, wait.to, wait.may, client.runtime.engine.roles):
         return f"it is asked of {addressees(wait.to, wait.may)}"
+    if (why := separated(wait.apart, person, "approve", is_call=wait.rule is not None)) is not None:
+        return why
     if person is not None and person in wait.votes:
         return f"{person} approved it already"
     if wait.is_agreed:

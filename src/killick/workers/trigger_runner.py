@@ -322,7 +322,7 @@ class _LeasedTrigger:
                     await self._pass(cause, "duplicate", *first, run=run)
                     return None
                 firing = msgspec.structs.replace(firing, run=run)
-            birth = await self._new_run(agent, firing, previous, cause.given)
+            birth = await self._new_run(agent, firing, previous, cause)
         except Exception as error:
             await self._pass(cause, "input failed", *first, failure=describe(error))
             return error
@@ -341,9 +341,9 @@ class _LeasedTrigger:
         started: Any = self.engine.log.event(run, 1)  # of a fork, its parent's
         return started.run == run and self.trigger.log in started.tags
 
-    async def _new_run(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
+    async def _new_run(self, agent: AnyAgent, firing: Firing, previous: Previous | None, cause: _Cause) -> Append:
         """The new run, to be committed with the firing."""
-        engine, trigger, spec = self.engine, self.trigger, self.spec
+        engine, trigger, spec, given = self.engine, self.trigger, self.spec, cause.given
         if given is msgspec.UNSET:
             given = trigger.spec.input
             if trigger.make_input is not None:
@@ -357,6 +357,7 @@ class _LeasedTrigger:
             build=engine.build(agent),
             priority=agent.options.priority if spec.priority is None else spec.priority,
             tags=(trigger.log, *spec.tags),
+            by=cause.by,
             key=None if subject is None else engine.log.key_for(subject, firing.run),
         )
         return engine.log.begin(firing.run).built(first_entries(started, agent, _taken(agent, given)))

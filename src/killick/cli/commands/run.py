@@ -16,7 +16,7 @@ import msgspec
 from killick.cli import prompt
 from killick.cli import style as paint
 from killick.cli.commands.inbox import asked
-from killick.cli.context import Shell, Unparsed, command, current_user, grace_option, parsed, text_of
+from killick.cli.context import Shell, Unparsed, by_option, command, current_user, grace_option, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.run_view import Following
 from killick.cli.wait_view import print_wait
@@ -36,6 +36,7 @@ LOOK_SECONDS: Final = 0.1
 def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The parameters that `run` and `start` share."""
     for declare in (
+        by_option,
         click.option("--subject", metavar="NAME", help="The person whose data it is, in an encrypted store."),
         click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag of the run. May be repeated."),
         click.option("--priority", metavar="N", type=int, help="The priority; workers take higher ones first."),
@@ -57,7 +58,7 @@ def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
 def run_command(
     shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...],
-    subject: str | None, grace: float, resume: bool, quiet: bool,
+    subject: str | None, by: str | None, grace: float, resume: bool, quiet: bool,
 ) -> Exit:  # fmt: skip
     """Run an agent in this process: start a new run, or continue one. Prints its result.
 
@@ -77,7 +78,7 @@ def run_command(
         about = (found, run_target.input, run_target.run, priority, tags)
         run, new = begin(client.runtime.engine, *about, resume=resume, subject=subject)
     if new is not None:
-        client.start(found, run_target.input, id=run, priority=priority, tags=new.started.tags, subject=subject)
+        client.start(found, run_target.input, id=run, priority=priority, tags=new.started.tags, subject=subject, by=by)
     elif run_target.run is None and not quiet:
         shell.note(f"{run}: continues this run, which was not finished")
     return drive(shell, run_target._replace(run=run), grace, quiet=quiet)
@@ -255,7 +256,7 @@ def _muted() -> Generator[None, None, None]:
 @_about_a_run
 def start_command(
     shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...],
-    subject: str | None,
+    subject: str | None, by: str | None,
 ) -> None:  # fmt: skip
     """Create a run for a worker to execute, and print its id. The same id again is the same run.
 
@@ -268,7 +269,7 @@ def start_command(
     value = fitting(found, text)
     client = shell.creating()
     known = run is not None and client.runtime.store.head(run) is not None
-    handle = client.start(found, value, id=run, priority=priority, tags=tags, subject=subject)
+    handle = client.start(found, value, id=run, priority=priority, tags=tags, subject=subject, by=by)
     status = handle.info().status
     if shell.json:
         shell.emit({"run": handle.id, "agent": found.name, "status": status, "created": not known})

@@ -20,7 +20,7 @@ from killick.definitions.tools import TOOLS, AnyTool, Shape
 from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, CallAnswer, after_approval, after_edit
 from killick.engine.approval.contracts_in_force import ApprovalGiven, AskingRule, Verdict, named, who_of
 from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
-from killick.engine.control.inbox import APPROVE
+from killick.engine.control.inbox import APPROVE, EDITED, STARTED
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import Record
 from killick.engine.steps.intention import claim_text
@@ -114,7 +114,7 @@ class ApprovalQuestion:
         j, judge, asked = self.j, self.ex.judge, self._asked_now()
         who = who_of(judge.people(self.verdict.contract), self.approval.to if asked is None else asked.to)
         need = self.approval.need if asked is None else asked.need
-        return ApprovalGiven(who, need, covers, j.bound, judge.mark)
+        return ApprovalGiven(who, need, covers, j.bound, judge.mark, self.approval.separate)
 
     # asking -----------------------------------------------------------------------------------
 
@@ -181,6 +181,8 @@ class ApprovalQuestion:
             values["schema"] = parameters.schema
         if (may := self._may(to)) is not None:
             values["may"] = may
+        if approval.separate:
+            values["apart"] = dict.fromkeys(ex.log.fold.facts.starters, STARTED) | dict.fromkeys(j.editors, EDITED)
         if self._reason:
             values["reason"] = self._reason
         return [Entry(opened, values)]
@@ -196,6 +198,7 @@ class ApprovalQuestion:
             ex.log.secret_key, ex.run_id, ex.generation, j.step, "answer",
             tool=j.intent.name, arguments=e.to_text(j.bound), prompt=prompt, contract=ex.judge.mark,
             rule=rule if same else None, to=list(self.approval.to), need=self.approval.need,
+            **({"separate": True} if self.approval.separate else {}),
         )  # fmt: skip
 
     def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, **more: Any) -> Waiter:
@@ -265,10 +268,14 @@ class ApprovalQuestion:
             note = f"{by}'s edit was rejected by rule {verdict.ruling.rule!r} ({failure.message}); it stays open"
             return [Entry(event, {**values, "failure": failure}), ex.noted(note, j.step), *self._again()]
         j.answer = after_edit(j.answer, by, closed.comment, changed)
+        j.editors[by] = None
         if not self._asks_the_same(verdict):
             return [Entry(event, values)]
-        # An edit is an approval by its author; earlier votes were for other arguments.
+        # Earlier votes were for other arguments. Unless duties are separate, an edit is an approval by its author.
         self.verdict = verdict
+        if self.approval.separate:
+            asked = self._asked_now()
+            return [Entry(event, values), *self._asked(self._prompt(), 0 if asked is None else asked.round)]
         if self.approval.need <= 1:
             j.agreements.add(self._agreement(frozenset(rule for rule, _ in verdict.asks)))
             return [Entry(event, {**values, "grants": verdict.ruling.rule})]
@@ -290,6 +297,7 @@ class ApprovalQuestion:
             return False
         same = (verdict.contract, verdict.ruling.rule) == (self.verdict.contract, self.verdict.ruling.rule)
         nobody = not approval.to and approval.need <= self.approval.need
+        same = same and approval.separate == self.approval.separate
         return same and (nobody or (approval.to, approval.need) == (self.approval.to, self.approval.need))
 
 
@@ -355,6 +363,8 @@ def restore_answers(j: PendingVerdict, past: Step) -> None:
                 j.ex.asked_of[past.id] = event.to, data.get("may")
         elif (answer := _after(j.answer, record, seq, event)) is not None:
             j.answer, values = answer, record.data(seq)
+            if isinstance(event, e.StepEdited):
+                j.editors[event.by] = None
             if isinstance(event, e.StepEdited) and intent.shape is not None:
                 intent.edit(intent.shape.restore(values["arguments"], intent.arguments), past.id, j.ex.log.secret_key)
             if asked is not None and (isinstance(event, e.WaitClosed) or values.get("grants")):
@@ -375,7 +385,7 @@ def _restore_approval(j: PendingVerdict, asked: e.WaitOpened, data: Mapping[str,
     if asked.rule is not None and data.get("generation", 0) == j.ex.generation:
         who = tuple(data.get("may") or sorted(asked.to))
         j.paths = data.get("paths") or {}
-        j.agreements.add(ApprovalGiven(who, asked.need, covered(data), j.bound, data.get("under")))
+        j.agreements.add(ApprovalGiven(who, asked.need, covered(data), j.bound, data.get("under"), "apart" in data))
 
 
 def covered(data: Mapping[str, Any]) -> frozenset[AskingRule]:

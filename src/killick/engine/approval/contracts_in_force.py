@@ -74,13 +74,14 @@ class AskingRule(NamedTuple):
 
 class ApprovalGiven(NamedTuple):
     """An approval: the approvers, the quorum, the rules that required it, the arguments,
-    and under which contracts and in which generation."""
+    under which contracts and in which generation, and whether duties were separate."""
 
     who: tuple[str, ...]
     need: int
     covers: frozenset[AskingRule]
     digest: bytes
     under: e.Digest | None
+    separate: bool
 
 
 @dataclass(slots=True)
@@ -103,6 +104,11 @@ class Looked(NamedTuple):
 
 RunView: TypeAlias = RunLog | Looked
 """The state of a run: an open log, or a read-only view of one."""
+
+
+def _covers(given: Approval | ApprovalGiven, asked: Approval) -> bool:
+    """Whether an approval is as strict as another one."""
+    return given.need >= asked.need and given.separate >= asked.separate
 
 
 class ContractsInForce:
@@ -219,11 +225,11 @@ class ContractsInForce:
     def _together(self, asking: Sequence[tuple[Ruling, Contract | None]]) -> tuple[tuple[AskingRule, str | None], ...]:
         """The rules that ask the same approvers as the first one, as one question."""
         first = self._rounds(asking[0][0].approval, asking[0][1])
-        need = (asking[0][0].approval or Approval()).need
+        question = asking[0][0].approval or Approval()
         return tuple(
             (AskingRule(None if contract is None else contract.digest, str(ruling.rule)), ruling.message)
             for ruling, contract in asking
-            if self._rounds(ruling.approval, contract) == first and (ruling.approval or Approval()).need <= need
+            if self._rounds(ruling.approval, contract) == first and _covers(question, ruling.approval or Approval())
         )
 
     def _rounds(self, approval: Approval | None, contract: Contract | None) -> tuple[tuple[str, ...], ...]:
@@ -239,7 +245,7 @@ class ContractsInForce:
         contract = next((bound.contract for bound in self.bound if bound.contract.digest == rule.contract), None)
         rounds = self._rounds(approval, contract)
         return any(
-            agreed.need >= asked.need and rule in agreed.covers and (agreed.who in rounds or not asked.to)
+            _covers(agreed, asked) and rule in agreed.covers and (agreed.who in rounds or not asked.to)
             for agreed in agreements
         )
 

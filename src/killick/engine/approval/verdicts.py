@@ -44,6 +44,8 @@ class PendingVerdict:
         self.paths: Mapping[str, str] = {}
         """Where the files that it names really are, as it was judged."""
         self.answer: CallAnswer | None = None
+        self.editors: dict[str, None] = {}
+        """The people who edited its arguments."""
         self.is_open = False
         self.slots: tuple[UniqueRight, ...] = ()
         self._judged_at = -1
@@ -109,7 +111,8 @@ class PendingVerdict:
             arguments=intent.recording if intent.sort != "model" else model_arguments(intent.recording), step=self.step,
             effect=intent.effect, because=intent.policy.because, by=by, model=model_of(intent), paths=self.paths,
         )  # fmt: skip
-        agreed = [each for each in self.agreements if each[3:] == (self.bound, judge.mark)] if self.agreements else ()
+        now = (self.bound, judge.mark)
+        agreed = [each for each in self.agreements if (each.digest, each.under) == now]
         is_recorded = intent.shape is None and intent.sort != "model" and not self.unwritten
         verdict = judge.judge(
             intention, agreements=agreed, asks=approval_of(intent), begun=self.made > 0 or is_recorded,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from killick.log.log import Log
@@ -26,6 +26,9 @@ SAID: Final = "killick.said"
 
 APPROVE: Final = "approve"
 """The rule by which a tool itself, or a proposal, asks a person."""
+
+STARTED: Final = "started this run"
+EDITED: Final = "edited this call"
 
 Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
 QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")
@@ -73,6 +76,18 @@ def link_vote_id(answer: str, channel: str) -> str:
 def verbs_of(waits_for: str) -> tuple[Verb, ...]:
     """The answers that a wait takes of which nothing else is known."""
     return {"answer": QUESTION_VERBS, "settlement": SETTLEMENT_VERBS}.get(waits_for, ())
+
+
+def separated(apart: Mapping[str, str] | None, by: str | None, verb: str, *, is_call: bool) -> str | None:
+    """Why an answer would not separate duties; None where it does, or where nothing has to be separate.
+
+    `apart` says what each person did who cannot approve. Anyone may reject, and propose other arguments of a call.
+    """
+    if apart is None or verb == "reject" or (verb == "edit" and is_call):
+        return None
+    if by is None:
+        return "duties are separate here; say who you are"
+    return f"{by} {apart[by]}; another person has to answer, since duties are separate here" if by in apart else None
 
 
 def may_answer(

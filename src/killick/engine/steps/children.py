@@ -73,6 +73,7 @@ async def spawn(
             at=ex.now_us(), run=child, agent=agent.name, build=ex.engine.build(agent),
             priority=ex.log.fold.facts.priority if priority is None else priority, parent=ex.run_id, parent_step=step,
             tags=tuple(tag for tag in ex.log.fold.facts.tags if tag.startswith(FAIR)), trace=trace_here(),
+            starters=ex.log.fold.facts.starters,
         )  # fmt: skip
         _create(ex, started, agent, input)
         if ex.has_outside_effects:

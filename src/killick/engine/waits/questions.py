@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NoReturn, cast
@@ -14,7 +14,7 @@ from killick.contracts.contract import Approval
 from killick.definitions.policy import Duration
 from killick.engine.approval.contracts_in_force import named
 from killick.engine.approval.verdicts import failed
-from killick.engine.control.inbox import SAID, body_of, message_taken, question_verbs
+from killick.engine.control.inbox import SAID, STARTED, body_of, message_taken, question_verbs
 from killick.engine.control.interventions import skip_failure
 from killick.engine.divergence import recorded_step, refuse_after_end, replay_outcome
 from killick.engine.execution import Branch, Execution
@@ -62,11 +62,14 @@ class Question(msgspec.Struct, kw_only=True):
     need: int = 1
     rounds: tuple[Escalation, ...] = ()
     may: list[str] | None = None
+    apart: Mapping[str, str] | None = None
+    """The people who cannot answer, and what each of them did, if duties are separate."""
 
     def values(self, turn: int = 0) -> dict[str, Any]:
         """The recorded values. The addressees of escalation `turn` are no part of the question's identity."""
         may = self.rounds[turn - 1].may if turn else self.may
-        return self.shown if may is None else {**self.shown, "may": list(may)}
+        people = {"may": None if may is None else list(may), "apart": self.apart}
+        return {**self.shown, **{name: value for name, value in people.items() if value is not None}}
 
     skippable: bool = False
     """Whether the code can continue without the awaited event."""
@@ -133,7 +136,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
             ex.write_behind(ex.wait_closed(step, "cancelled"))
     else:
         with suppress(ValueErased):
-            asked.shown = {name: value for name, value in ex.record.data(wait.opened).items() if name != "may"}
+            asked.shown = {k: value for k, value in ex.record.data(wait.opened).items() if k not in ("may", "apart")}
         waiter = _waiter(
             asked, ex.record.event(wait.opened), wait.opened, votes=wait.votes, channels=dict(wait.channels)
         )
@@ -181,7 +184,7 @@ async def _closed(ex: Execution, branch: Branch, past: Step) -> Closed:
 async def ask(
     ex: Execution, branch: Branch, prompt: str, to: str | Sequence[str], timeout: Duration | None, default: Any,
     options: Sequence[Any] | None, returns: Any, need: int = 1,
-    escalate: Sequence[tuple[str | Sequence[str], Duration | None]] = (),
+    escalate: Sequence[tuple[str | Sequence[str], Duration | None]] = (), separate: bool = False,
 ) -> Answer:  # fmt: skip
     verbs = question_verbs(options is not None, returns is not Any)
     shown: dict[str, Any] = {"prompt": prompt, "verbs": verbs}
@@ -194,7 +197,8 @@ async def ask(
     if returns is not Any:
         shown["schema"] = schema_of(returns)
     people = ex.judge.people(None)
-    asked = Approval((to,) if isinstance(to, str) else to, need=need, timeout=timeout, escalate=escalate)
+    to = (to,) if isinstance(to, str) else to
+    asked = Approval(to, need=need, timeout=timeout, escalate=escalate, separate=separate)
 
     def fits(kind: str, value: Any) -> Any:
         return convert(value, returns, at="answer")
@@ -204,6 +208,7 @@ async def ask(
         wording=[prompt, shown.get("options")], to=asked.to, deadline=deadline_us(ex.now_us(), asked.timeout),
         shown=shown, fits=None if returns is Any else fits,
         need=asked.need, may=named(people, asked.to), skippable=default is not MISSING,
+        apart=dict.fromkeys(ex.log.fold.facts.starters, STARTED) if asked.separate else None,
         rounds=tuple(Escalation(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
     )  # fmt: skip
     closed = await wait_for(ex, branch, question)

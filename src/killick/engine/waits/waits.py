@@ -24,6 +24,7 @@ from killick.engine.control.inbox import (
     body_of,
     may_answer,
     message_taken,
+    separated,
 )
 from killick.engine.execution import Execution
 from killick.engine.waits.open_wait import Closed, Intervened, Waiter
@@ -364,6 +365,8 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
     except Exception as error:
         # The caller's function of roles failed: the run is interrupted, and resumes later.
         raise ex.interrupted(KillickError(f"the roles of {message.by} cannot be determined ({error})")) from error
+    if (why := separated(asked.get("apart"), message.by, kind, is_call=event.rule is not None)) is not None:
+        return why
     try:
         if waiter.fits is not None and kind in ("edit", "respond", "happened"):
             waiter.fits(kind, fields.get("value"))
