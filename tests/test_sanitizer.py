@@ -15,9 +15,13 @@ from starlette.testclient import TestClient
 import killick
 from claims import call, move_in
 from killick.cli.main import main
+from killick.engine.approval import argument_edits
+from killick.engine.approval.approvals import short_value
+from killick.engine.approval.argument_edits import seen
 from killick.errors import ValueRefused
-from killick.sanitizer import visible, visible_line
+from killick.sanitizer import mixed_words, unmixed, visible, visible_line
 from killick.web import asgi
+from killick.web.render import shown as shown_on_a_page
 
 Capture = pytest.CaptureFixture[str]
 EVIL: Final = "Pay 90000 to mallory\x1b[2K\x1b[100D  Pay 5 to ann?\x9b2K\u202eevil\u200b\u2066\ufeff\U000e0041"
@@ -127,10 +131,47 @@ def _draws(char: str) -> bool:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("evil", ["a\nb", "a\x1b[2Kb", "a\x9bb", "\r"])
-def test_a_run_is_not_named_with_control_characters(evil: str) -> None:
-    with killick.open("memory:") as kd, pytest.raises(ValueRefused, match="control characters"):
+@pytest.mark.parametrize(
+    "evil", ["a\nb", "a\x1b[2Kb", "a\x9bb", "\r", "a\tb", "r\u202e1", "a\u2066b", "a\u200b", "\u3164"]
+)
+def test_a_run_is_not_named_with_control_bidirectional_or_invisible_characters(evil: str) -> None:
+    with killick.open("memory:") as kd, pytest.raises(ValueRefused, match="invisible characters") as refused:
         kd.start(asks, "x", id=evil)
+    assert evil not in str(refused.value)
+
+
+UNSEEN: Final = "\u3164\u2800\u0336\u00ad\u200b\u202e\u2066\u115f\ufe00\U000e0041"
+
+
+@pytest.mark.parametrize("char", UNSEEN)
+def test_one_list_serves_the_terminal_the_page_and_the_arguments_of_a_call(char: str) -> None:
+    for shown in (visible, visible_line, seen, shown_on_a_page, argument_edits.shown, short_value):
+        assert char not in shown(f"ann{char}bo")
+    assert char not in argument_edits.call({"tool": "pay", "arguments": {f"to{char}": f"ann{char}"}})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mаllory", "m\\u0430llory"),
+        ("pay mаllory@exаmple.org", "pay m\\u0430llory@ex\\u0430mple.org"),
+        ("Ивaн", "Ив\\u0061н"),  # a Latin a in a Cyrillic word
+        ("ｍallory", "\\uff4dallory"),
+        ("mаl\u0301lory", "m\\u0430l\u0301lory"),
+        ("mallory", "mallory"),
+        ("Иван Mallory", "Иван Mallory"),
+        ("Müller, Žižek, Ærø", "Müller, Žižek, Ærø"),
+        ("Tシャツ 東京タワー ｶﾀｶﾅ", "Tシャツ 東京タワー ｶﾀｶﾅ"),
+        ("5µm №7", "5µm №7"),
+    ],
+)
+def test_a_word_that_mixes_scripts_is_written_out_for_an_approver(text: str, shown: str) -> None:
+    assert unmixed(text) == shown
+    assert bool(mixed_words(text)) is (text != shown)
+
+
+def test_the_words_that_mix_scripts_are_named_with_their_scripts() -> None:
+    assert mixed_words("to mаllory, mаllory and ann") == ["m\\u0430llory (Cyrillic, Latin)"]
 
 
 def test_a_name_with_a_newline_makes_one_log_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,12 +14,15 @@ from killick.triggers import LOG, OWN, TAG
 FIRED: Final = "killick_payload_fired"
 
 
+UNSEEN: Final = "\u2028\u202e\u200b"
+
+
 def evil(where: str) -> str:
     """A payload for wherever it may be put: text, an attribute, a script, an address, a template."""
     fire = f"window.{FIRED}='{where}'"
     return (
         f'{where}"><img src=x onerror="{fire}"><svg onload="{fire}"></svg></textarea></script><script>{fire}</script>'
-        f"' onfocus={fire} autofocus x='javascript:{fire}//{{{{7*7}}}}${{7*7}}</title></style><!--\u2028\u202e\u200b"
+        f"' onfocus={fire} autofocus x='javascript:{fire}//{{{{7*7}}}}${{7*7}}</title></style><!--{UNSEEN}"
     )
 
 
@@ -28,7 +31,7 @@ PERSON: Final = f'"><img src=x onerror="window.{FIRED}=1">{{{{7*7}}}}'
 
 RUN: Final = evil("run/id") + "/../%2e"
 ANSWERED: Final = evil("answered")
-FORK: Final = evil("fork")
+FORK: Final = evil("fork").removesuffix(UNSEEN)  # what a client names has nothing in it that cannot be seen
 
 
 def failure(where: str, *, cause: bool = True) -> dict[str, Any]:
@@ -60,7 +63,9 @@ def fill(kd: Client) -> None:
     kd.send(RUN, evil("message"), {evil("body-key"): evil("body")}, by=evil("sender"))
     _trigger(kd, at)
     _hook(kd, at)
-    kd.start(review, Claim(1, evil("name"), 2000, evil("mail")), id=evil("queued"), tags=[evil("tag")])
+    kd.start(
+        review, Claim(1, evil("name"), 2000, evil("mail")), id=evil("queued").removesuffix(UNSEEN), tags=[evil("tag")]
+    )
 
 
 def _opening(at: int, run: str) -> list[Entry]:

@@ -159,7 +159,7 @@ def test_a_signed_webhook_may_be_as_deep_as_it_likes(tmp_path: Path) -> None:
         assert at.web.post("/api/v1/hooks/paid", content=body, headers=signed(secret, "x", body)).status_code == 401
 
 
-@pytest.mark.parametrize(("one", "other"), [("a\u200bb", "ab"), ("a?b", "a%3Fb"), ("a#1", "a#2"), ("a/b", "a\u2028b")])
+@pytest.mark.parametrize(("one", "other"), [("\uff41b", "ab"), ("a?b", "a%3Fb"), ("a#1", "a#2"), ("a/b", "a\u2044b")])
 def test_runs_of_similar_names_have_keys_and_answers_of_their_own(at_desk: Desk, one: str, other: str) -> None:
     for run in (one, other):
         at_desk.at(desk.asks, "?", run=run)

@@ -308,4 +308,6 @@ def test_a_prompt_mentions_nobody_and_links_nowhere(office: Desk, far: Slack) ->
 
 def test_a_declaration_without_people_is_refused() -> None:
     with pytest.raises(DeclarationRefused, match="nobody could answer"):
-        killick.slack("C1", token="t", signing_secret="s", people={})
+        killick.slack("C1", token="t", signing_secret=SIGNING, people={})
+    with pytest.raises(DeclarationRefused, match="has a secret of fewer than 16 bytes"):
+        killick.slack("C1", token="t", signing_secret="fifteen bytes..", people=PEOPLE)

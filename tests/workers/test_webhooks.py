@@ -31,6 +31,8 @@ from killick.workers.webhooks import document, webhook_verify
 from web.elsewhere import configured
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+KEY = b64decode(SECRET.removeprefix("whsec_"))
+NEW, OLD, OTHER = "the-new-secret-of-ours", "the-old-secret-of-ours", "a-secret-of-another"
 NOW_US = 1_750_000_000_000_000
 
 
@@ -251,7 +253,7 @@ async def refunds(run: killick.Run) -> None:
 def test_an_approval_carries_the_models_reason_and_the_rule_that_asked(kd: killick.Client, far: FarSide) -> None:
     heard: list[object] = []
     killick.on("wait.opened", name="reasons")(lambda event: heard.append(event.because))
-    killick.webhook(far.url, "wait.opened", secret="s", name="ops")
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
     ensure(kd.runtime.engine)
     with pytest.raises(killick.RunWaiting):
         kd.run(refunds, id="r")
@@ -263,17 +265,17 @@ def test_an_approval_carries_the_models_reason_and_the_rule_that_asked(kd: killi
 
 
 def test_a_run_of_any_name_has_an_id_that_a_header_can_hold(kd: killick.Client, far: FarSide) -> None:
-    killick.webhook(far.url, "wait.opened", secret="s", name="ops")
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
     ensure(kd.runtime.engine)
     open_wait(kd, "Zürich 1. 2")
     attended(kd)
     [taken] = far.taken
-    document = webhook_verify("s", taken.headers, taken.body, clock=kd.runtime.clock)
+    document = webhook_verify(SECRET, taken.headers, taken.body, clock=kd.runtime.clock)
     assert (taken.headers["webhook-id"].isascii(), document["run"]) == (True, "Zürich 1. 2")
 
 
 def test_large_values_are_left_out_and_named(kd: killick.Client, far: FarSide) -> None:
-    killick.webhook(far.url, "run.completed", secret="s", name="ops")
+    killick.webhook(far.url, "run.completed", secret=SECRET, name="ops")
     ensure(kd.runtime.engine)
     kd.run(long, id="long")
     attended(kd)
@@ -292,7 +294,7 @@ def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: killick.Client) -
 
 
 def test_what_was_erased_is_not_sent(kd: killick.Client, far: FarSide) -> None:
-    killick.webhook(far.url, "run.completed", secret="s", name="ops")
+    killick.webhook(far.url, "run.completed", secret=SECRET, name="ops")
     ensure(kd.runtime.engine)
     kd.run(long, id="long")
     log = kd.runtime.log.open("long")
@@ -305,8 +307,8 @@ def test_what_was_erased_is_not_sent(kd: killick.Client, far: FarSide) -> None:
 def test_neither_secret_nor_address_is_on_record(
     kd: killick.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOOK_SECRET", "0ne-secret")
-    killick.webhook(far.url, "wait.opened", secret=["env:HOOK_SECRET", "an0ther"], name="ops")
+    monkeypatch.setenv("HOOK_SECRET", "0ne-secret-of-the-hook")
+    killick.webhook(far.url, "wait.opened", secret=["env:HOOK_SECRET", "an0ther-secret-of-it"], name="ops")
     far.answers = [(500, {}, b"")]
     ensure(kd.runtime.engine)
     open_wait(kd)
@@ -316,7 +318,7 @@ def test_neither_secret_nor_address_is_on_record(
     stored += repr(kd.store.export("hook:ops")).encode()
     assert kinds == ["hook.failed"]
     assert far.origin.encode() in stored
-    for secret in (b"0ne-secret", b"an0ther", b"s3cret-path", b"t0ken"):
+    for secret in (b"0ne-secret", b"an0ther-", b"s3cret-path", b"t0ken"):
         assert secret not in stored
     assert not any(secret in repr(HOOKS["ops"]) for secret in ("0ne", "an0ther", "s3cret", "t0ken"))
 
@@ -367,17 +369,26 @@ def test_a_worker_without_the_secret_says_so_once_and_leaves_the_events_to_one_t
     assert blocked_by(log, log.head("hook:ops")) is None
 
 
+def test_a_short_secret_of_the_environment_signs_nothing(
+    kd: killick.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK_SECRET", "fifteen bytes..")
+    killick.webhook(far.url, "wait.opened", secret="env:HOOK_SECRET", name="ops")
+    assert ensure(kd.runtime.engine) == []
+    assert "fewer than 16 bytes" in str(HOOKS["ops"].lacks())
+
+
 def test_while_secrets_are_changed_it_is_signed_with_each(kd: killick.Client, far: FarSide) -> None:
-    killick.webhook(far.url, "wait.opened", secret=["new", "old"], name="ops")
+    killick.webhook(far.url, "wait.opened", secret=[NEW, OLD], name="ops")
     ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd)
     [taken] = far.taken
     assert len(taken.headers["webhook-signature"].split()) == 2
-    for secret in ("new", "old", ["other", "old"]):
+    for secret in (NEW, OLD, [OTHER, OLD]):
         assert webhook_verify(secret, taken.headers, taken.body, clock=kd.runtime.clock)
     with pytest.raises(WebhookRefused, match="no signature fits"):
-        webhook_verify("other", taken.headers, taken.body, clock=kd.runtime.clock)
+        webhook_verify(OTHER, taken.headers, taken.body, clock=kd.runtime.clock)
 
 
 # what is answered ---------------------------------------------------------------------------------
@@ -385,7 +396,7 @@ def test_while_secrets_are_changed_it_is_signed_with_each(kd: killick.Client, fa
 
 def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: killick.Client, far: FarSide) -> None:
     far.answers = [(500, {}, b"broken " * 200), (404, {}, b""), (200, {}, b"ok")]
-    killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=20, jitter=0))
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops", retry=killick.Retry(first=20, jitter=0))
     ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd, rests=4)
@@ -400,7 +411,7 @@ def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: killick.C
 
 def test_who_is_gone_is_told_no_more_of_it(kd: killick.Client, far: FarSide) -> None:
     far.answers = [(410, {}, b"moved out"), (204, {}, b"")]
-    killick.webhook(far.url, "wait.opened", secret="s", name="ops")
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
     ensure(kd.runtime.engine)
     open_wait(kd)
     open_wait(kd, "claim-2")
@@ -426,7 +437,7 @@ def test_the_far_side_may_ask_for_patience(
     kd: killick.Client, far: FarSide, status: int, after: str | None, waits: int
 ) -> None:
     far.answers = [(status, {} if after is None else {"retry-after": after}, b"")]
-    killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=10, jitter=0))
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops", retry=killick.Retry(first=10, jitter=0))
     ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd)
@@ -440,7 +451,7 @@ def test_nobody_is_told_whom_a_redirect_names(kd: killick.Client, far: FarSide, 
     other = FarSide()
     try:
         far.answers = [(status, {"location": f"{other.origin}/elsewhere"}, b"")]
-        killick.webhook(far.url, "wait.opened", secret="s", name="ops")
+        killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
         ensure(kd.runtime.engine)
         open_wait(kd)
         attended(kd)
@@ -452,7 +463,7 @@ def test_nobody_is_told_whom_a_redirect_names(kd: killick.Client, far: FarSide, 
 
 def test_an_answer_that_does_not_come_in_time_is_none(kd: killick.Client, far: FarSide) -> None:
     far.hangs = threading.Event()
-    killick.webhook(far.url, "wait.opened", secret="s", name="ops", timeout=0.05)
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops", timeout=0.05)
     ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd)
@@ -464,7 +475,7 @@ def test_who_cannot_be_reached_is_told_later(kd: killick.Client) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         origin = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        killick.webhook(origin, "wait.opened", secret="s", name="ops")
+        killick.webhook(origin, "wait.opened", secret=SECRET, name="ops")
         ensure(kd.runtime.engine)
         open_wait(kd)
         attended(kd)
@@ -484,7 +495,7 @@ def test_what_is_no_http_is_told_later(kd: killick.Client) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        killick.webhook(f"http://127.0.0.1:{server.getsockname()[1]}", "wait.opened", secret="s", name="ops")
+        killick.webhook(f"http://127.0.0.1:{server.getsockname()[1]}", "wait.opened", secret=SECRET, name="ops")
         ensure(kd.runtime.engine)
         open_wait(kd)
         attended(kd)
@@ -507,11 +518,14 @@ def test_what_is_no_http_is_told_later(kd: killick.Client) -> None:
         ("https://example.org", {"secret": ""}, "is signed; give secret"),
         ("https://example.org", {"secret": []}, "is signed; give secret"),
         ("https://example.org", {"secret": "whsec_!"}, "its part after whsec_ is not base64"),
+        ("https://example.org", {"secret": "a"}, "has a secret of fewer than 16 bytes"),
+        ("https://example.org", {"secret": [SECRET, "fifteen bytes.."]}, "has a secret of fewer than 16 bytes"),
+        ("https://example.org", {"secret": "whsec_YWJj"}, "has a secret of fewer than 16 bytes"),
         ("https://example.org", {"timeout": 0}, "timeout=0 leaves no time"),
     ],
 )
 def test_a_webhook_that_cannot_work_is_refused_in_one_line(url: str, options: dict[str, Any], told: str) -> None:
-    options = {"secret": "s", "name": "ops", **options}
+    options = {"secret": SECRET, "name": "ops", **options}
     with pytest.raises(DeclarationRefused) as refused:
         killick.webhook(url, "run.failed", **options)
     assert told in str(refused.value)
@@ -519,13 +533,13 @@ def test_a_webhook_that_cannot_work_is_refused_in_one_line(url: str, options: di
 
 
 def test_a_webhook_is_named_by_its_host_and_one_name_has_one_address() -> None:
-    assert killick.webhook("https://example.org/hook", "run.failed", secret="s").name == "example.org"
-    killick.webhook("https://example.org/hook", "run.failed", "wait.opened", secret="s")
+    assert killick.webhook("https://example.org/hook", "run.failed", secret=SECRET).name == "example.org"
+    killick.webhook("https://example.org/hook", "run.failed", "wait.opened", secret=SECRET)
     with pytest.raises(DeclarationRefused, match="give one of them another name="):
-        killick.webhook("https://example.org/other", "run.failed", secret="s")
+        killick.webhook("https://example.org/other", "run.failed", secret=SECRET)
     for fine in ("http://localhost:8000/x", "http://127.0.0.1/x", "http://[::1]:8000/x"):
-        killick.webhook(fine, "run.failed", secret="s", name=f"at-{len(HOOKS)}")
-    killick.webhook("http://10.0.0.7/hook", "run.failed", secret="s", name="inside", insecure=True)
+        killick.webhook(fine, "run.failed", secret=SECRET, name=f"at-{len(HOOKS)}")
+    killick.webhook("http://10.0.0.7/hook", "run.failed", secret=SECRET, name="inside", insecure=True)
 
 
 # receiving ----------------------------------------------------------------------------------------
@@ -547,13 +561,13 @@ def signed(key: bytes, body: bytes = BODY) -> dict[str, str]:
 def test_a_signature_is_what_it_is_by_hand() -> None:
     assert signed(b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")) == HEADERS
     assert webhook_verify(SECRET, HEADERS, BODY, clock=THEN) == {"test": 2432232314}
-    assert webhook_verify("plain text", signed(b"plain text"), BODY, clock=THEN)
+    assert webhook_verify("plain text of 24 bytes..", signed(b"plain text of 24 bytes.."), BODY, clock=THEN)
 
 
 def test_one_of_several_signatures_of_several_versions_is_enough() -> None:
-    headers = signed(b"s")
+    headers = signed(KEY)
     headers["Webhook-Signature"] = f"v1a,x v1,AAAA {headers['Webhook-Signature']}"
-    assert webhook_verify(["other", "s"], headers, BODY, clock=THEN)
+    assert webhook_verify([OLD, SECRET], headers, BODY, clock=THEN)
 
 
 @pytest.mark.parametrize(
@@ -581,24 +595,24 @@ def test_what_does_not_hold_is_refused_by_its_reason(
 ) -> None:
     clock = killick.clock.ManualClock(THEN.now_us() + late * 1_000_000)
     with pytest.raises(WebhookRefused) as refused:
-        webhook_verify("s", {**signed(b"s"), **changed}, body, clock=clock)
+        webhook_verify(SECRET, {**signed(KEY), **changed}, body, clock=clock)
     assert told in str(refused.value)
 
 
 def test_how_old_it_may_be_is_for_the_receiver_to_say() -> None:
     clock = killick.clock.ManualClock(THEN.now_us() + 3_600_000_000)
-    assert webhook_verify("s", signed(b"s"), BODY, tolerance="1h", clock=clock)
+    assert webhook_verify(SECRET, signed(KEY), BODY, tolerance="1h", clock=clock)
     with pytest.raises(WebhookRefused, match="3600 s ago, more than 60 s"):
-        webhook_verify("s", signed(b"s"), BODY, tolerance=60, clock=clock)
+        webhook_verify(SECRET, signed(KEY), BODY, tolerance=60, clock=clock)
 
 
 @pytest.mark.parametrize("body", [b"[1]", b"{", b"\xff"])
 def test_what_is_no_document_is_refused(body: bytes) -> None:
     with pytest.raises(WebhookRefused, match="its body is not a JSON object"):
-        webhook_verify("s", signed(b"s", body), body, clock=THEN)
+        webhook_verify(SECRET, signed(KEY, body), body, clock=THEN)
 
 
-@pytest.mark.parametrize("secret", ["", "env:NOT_THERE_AT_ALL", ["", "s"]])
+@pytest.mark.parametrize("secret", ["", "env:NOT_THERE_AT_ALL", ["", SECRET], "s", [SECRET, "fifteen bytes.."]])
 def test_nobody_verifies_with_a_secret_that_everybody_knows(secret: Any) -> None:
     with pytest.raises(DeclarationRefused, match="secret: "):
         webhook_verify(secret, signed(b""), BODY, clock=THEN)

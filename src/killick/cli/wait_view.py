@@ -15,6 +15,7 @@ from killick.engine.approval import argument_edits
 from killick.engine.views import Wait, key_of, needs_value
 from killick.history.timeline import timeline
 from killick.presenting import approvals
+from killick.sanitizer import unmixed
 
 NEEDS_VALUE: Final = ("edit", "respond")
 
@@ -64,7 +65,7 @@ def question(wait: Wait) -> Text:
     if wait.rule is not None:
         return Text(argument_edits.call(wait.intention), style="bold")
     what = {"event": f"a message {wait.name!r}", "child": f"its child {wait.name}"}.get(wait.waits_for, wait.name)
-    return Text(wait.prompt or f"for {what}", style="bold")
+    return Text(unmixed(wait.prompt or f"for {what}"), style="bold")
 
 
 def details(shell: Shell, wait: Wait) -> Iterator[Text]:
@@ -72,10 +73,10 @@ def details(shell: Shell, wait: Wait) -> Iterator[Text]:
     now = shell.clock.now_us()
     if wait.rule is not None:
         rule = approvals.by_rule(wait.rule)
-        reason = Text(argument_edits.visible(wait.reason or f"{wait.run} wants to do this"))
+        reason = Text(argument_edits.seen(wait.reason or f"{wait.run} wants to do this"))
         yield reason.append(f" ({rule})" if rule else "", style="dim")
         if wait.because is not None:
-            yield Text(f"the agent: {argument_edits.visible(str(wait.because))}")
+            yield Text(f"the agent: {argument_edits.seen(str(wait.because))}")
     who = addressees(wait.to, wait.may) if wait.rule is not None else ", ".join(wait.to)
     asked = f"asked of {who}" if who else "asked" if wait.verbs else "began"
     about = Text(f"{asked} {paint.ago(wait.since_us, now)}", style="dim")

@@ -9,7 +9,7 @@ import msgspec
 
 from killick.model import events as e
 from killick.model import page_events
-from killick.model.codec import plain
+from killick.model.codec import Erased, plain
 from killick.model.crash_loop import Crashes
 from killick.model.failure import Failure
 from killick.text import size_text
@@ -188,6 +188,8 @@ def chain(failure: Failure) -> Iterator[Failure]:
 
 def inline(value: Any) -> str:
     """A value as one line of JSON, with spaces between its parts."""
+    if isinstance(value, Erased):
+        return str(value)
     return msgspec.json.format(msgspec.json.encode(plain(value)), indent=0).decode()
 
 

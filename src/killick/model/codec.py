@@ -108,9 +108,15 @@ class Erased(msgspec.Struct, frozen=True):
 
     hash: bytes
 
+    def __str__(self) -> str:
+        return "(erased)"
+
 
 class Damaged(Erased, frozen=True):
     """Replaces, for readers, the values of an event that are damaged on the disk. Never stored."""
+
+    def __str__(self) -> str:
+        return "(damaged)"
 
 
 def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, canonically: bool = False) -> Plain:

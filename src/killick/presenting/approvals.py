@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from killick.client.inbox import addressees, agreement, missing_approvals
 from killick.engine import views
-from killick.engine.approval.argument_edits import ARGUMENT_CHARS, call, shown, visible
+from killick.engine.approval.argument_edits import ARGUMENT_CHARS, call, seen, shown
 from killick.engine.control.inbox import APPROVE, may_answer, separated
 from killick.history.phrasing import entries_of, inline, listed, process
 from killick.history.timeline_parts import Edit, Step, Wait
+from killick.model.codec import Erased
 from killick.presenting.phrase import Phrase, remark
 from killick.store.protocol import is_held
 
@@ -51,6 +52,8 @@ def _outcome(wait: Wait) -> Phrase | None:
         return Phrase(f"{agreement(wait.need, voters)}, then " * bool(voters) + "no answer in time", "warning")
     if wait.how != "answered":
         return Phrase("withdrawn", "quiet")
+    if isinstance(wait.answer, Erased):
+        return Phrase(f"{by}: {wait.answer}", "quiet")
     if kind == "approve":
         names = voters if wait.need > 1 else [by]
         return Phrase(f"{', '.join(names)} approved", "good").add(remark(wait.comment), "quote")
@@ -77,7 +80,7 @@ def changes(changed: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    return visible(value) if isinstance(value, str) and len(value) <= ARGUMENT_CHARS else shown(value)
+    return seen(value) if isinstance(value, str) and len(value) <= ARGUMENT_CHARS else shown(value)
 
 
 def ended_lines(step: Step) -> Iterator[Phrase]:

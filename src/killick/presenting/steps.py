@@ -11,6 +11,7 @@ from killick.engine.steps.model_reply import text_of
 from killick.history.listing import asked_of_intention
 from killick.history.phrasing import NOT_RETRIED, chain, entries_of, inline, scope_words, short, span
 from killick.history.timeline_parts import Attempt, Step, Wait, transition
+from killick.model.codec import Erased
 from killick.model.failure import Failure, Frame
 from killick.presenting import approvals
 from killick.presenting.phrase import Phrase, Shows, remark
@@ -82,6 +83,8 @@ def answered(wait: Wait, shows: Shows) -> Phrase | None:
         return Phrase(status, _OUTCOMES.get(status, "")).add(shown)
     if wait.waits_for == "event":
         return Phrase(shows.value(wait.answer)).add(f" from {wait.by}" if wait.by else "", "quiet")
+    if isinstance(wait.answer, Erased):
+        return Phrase(f"{by}: {wait.answer}", "strong")
     phrase = Phrase(f"{by}: {answer.get('kind')}", "strong")
     phrase.add(f" {shows.value(answer['value'])}" if answer.get("value") is not None else "")
     return phrase.add(remark(wait.comment), "quote")

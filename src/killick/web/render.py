@@ -20,7 +20,7 @@ from killick.clock import microseconds, timestamp
 from killick.history.phrasing import CAME_BACK, cut, span
 from killick.model.system_events import Scope
 from killick.presenting import windows
-from killick.sanitizer import visible
+from killick.sanitizer import mixed_words, visible
 from killick.text import size_text
 from killick.web.addresses import API, address
 from killick.web.app_context import AppContext
@@ -49,7 +49,7 @@ def environment() -> Environment:
     )
     filters: Mapping[str, Any] = {
         "brief": brief, "written": written, "json": pretty, "moment": moment, "us": us, "lasting": lasting,
-        "ago": ago, "dollars": dollars, "size": size, "sized": size_text, "visible": shown,
+        "ago": ago, "dollars": dollars, "size": size, "sized": size_text, "visible": shown, "mixed": mixed,
     }  # fmt: skip
     made.filters.update(filters)
     ours: Mapping[str, Any] = {"static": _static, "form_of": form_of, "windows": windows, "CAME_BACK": CAME_BACK,
@@ -153,6 +153,11 @@ def pretty(value: Any) -> str:
 def shown(text: Any) -> Any:
     """A text for display, with invisible characters escaped; other values stay as they are."""
     return visible(text) if isinstance(text, str) else text
+
+
+def mixed(value: Any) -> list[str]:
+    """The words of a value that mix scripts, for its approver."""
+    return [] if value is None else mixed_words(value if isinstance(value, str) else written(_untagged(value)))
 
 
 def brief(value: Any, chars: int = BRIEF_CHARS) -> str:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from killick.client.client import Client
 
 
-KEY_BYTES_MIN: Final = 16
 logger: Final = get_logger("killick")
 
 
@@ -118,7 +117,7 @@ def check(webhooks: Mapping[str, Secrets]) -> None:
         if not name or name.startswith(OWN_AGENTS):
             raise DeclarationRefused(name, "is not a valid event name; use one such as 'order.created'")
         for each in (secret,) if isinstance(secret, str) else secret:
-            signing_key(each, KEY_BYTES_MIN, name=name)
+            signing_key(each, name=name)
 
 
 def _message_id(name: str, id_: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from typing import Final
 
@@ -26,11 +26,11 @@ from killick.log.log import Log
 from killick.model import events as e
 from killick.model.retry import seconds
 from killick.permissions import read_secret
-from killick.sanitizer import visible
+from killick.sanitizer import unmixed, visible
 from killick.store.protocol import Store
 from killick.type_init import ready
 from killick.workers.hooks import HookEvent
-from killick.workers.services import checked_address, lacking, signing_key
+from killick.workers.services import checked_address, lacking, secret_text, signing_key
 
 PATH: Final = "/answer"
 """Where the dashboard's server serves links."""
@@ -40,7 +40,6 @@ URL: Final = "KILLICK_PUBLIC_URL"
 SECRET: Final = "KILLICK_LINK_SECRET"
 """The environment variable with the secret that signs links; during rotation with several, of which the first signs."""
 FILE: Final = "file:"
-SECRET_BYTES_MIN: Final = 16
 EXPIRES: Final = "KILLICK_LINK_EXPIRES"
 """The environment variable with the time that a link holds, such as `3d`; by default a day."""
 BUTTONS_EXPIRE_US: Final = 7 * 86_400_000_000
@@ -116,7 +115,7 @@ def settings() -> tuple[str, tuple[str, ...], int]:
     url, secrets = os.environ.get(URL, ""), tuple(map(_secret, os.environ.get(SECRET, "").split()))
     checked_address(URL, url, insecure=False)
     for each in secrets or ("",):
-        signing_key(each, SECRET_BYTES_MIN, name=SECRET)
+        signing_key(each, name=SECRET)
     try:
         expires = seconds(os.environ.get(EXPIRES) or "1d")
     except DurationRefused as error:
@@ -140,13 +139,13 @@ def is_configured() -> bool:
     return bool(os.environ.get(URL) or os.environ.get(SECRET))
 
 
-def lacks(*secrets: str) -> str | None:
+def lacks(*secrets: str, read: Callable[[str], object] = secret_text) -> str | None:
     """What this process lacks to send messages with links; None if it has all."""
     try:
         settings()
     except DeclarationRefused as error:
         return f"messages to people need links; {error}"
-    return lacking(*secrets)
+    return lacking(*secrets, read=read)
 
 
 # of a hook's event --------------------------------------------------------------------------------
@@ -210,7 +209,11 @@ def headline(wait: Wait) -> str:
     """What is asked: Approve refund(to="ann", amount=900)?"""
     if wait.waits_for == "settlement":
         return f"Did {call(wait.intention)} happen?"
-    return f"Approve {call(wait.intention)}?" if wait.rule is not None else visible(wait.prompt or "The run asks.")
+    return (
+        f"Approve {call(wait.intention)}?"
+        if wait.rule is not None
+        else visible(unmixed(wait.prompt or "The run asks."))
+    )
 
 
 def evidence(wait: Wait) -> dict[str, str]:
@@ -222,7 +225,7 @@ def evidence(wait: Wait) -> dict[str, str]:
         "Until": None if wait.deadline_us is None else moment(wait.deadline_us),
         "Run": f"{wait.run}, step {wait.step}",
     }
-    return {name: cut(visible(text), TEXT_CHARS) for name, text in found.items() if text}
+    return {name: cut(visible(unmixed(text)), TEXT_CHARS) for name, text in found.items() if text}
 
 
 def as_asked(log: Log, run: str, opened: int) -> Wait:

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from base64 import b64decode
 from binascii import Error as NotBase64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
@@ -26,6 +26,9 @@ ANSWER_BYTES: Final = 500
 SPARE_SECONDS: Final = 5.0
 """Extra time of a call, so that the connection's own timeout error is the recorded one."""
 
+KEY_BYTES_MIN: Final = 16
+"""The shortest key of a signature: a shorter one can be guessed, since receivers see what it signs."""
+
 Secrets: TypeAlias = str | Sequence[str]
 """A secret, or several during rotation: `whsec_…`, plain text, or `env:NAME` to read a variable."""
 
@@ -34,13 +37,13 @@ Secrets: TypeAlias = str | Sequence[str]
 
 
 def checked_secrets(name: str, secret: Secrets) -> tuple[str, ...]:
-    """The secrets of a declaration. Raises DeclarationRefused for one that signs nothing."""
+    """The secrets of a declaration. Raises DeclarationRefused for one that can be guessed."""
     secrets = (secret,) if isinstance(secret, str) else tuple(secret)
     if not secrets or not all(secrets):
         raise DeclarationRefused(name, "is signed; give secret='env:NAME', or the secret itself")
     for each in secrets:
         if not each.startswith("env:"):
-            signing_key(each)
+            signing_key(each, name=name)
     return secrets
 
 
@@ -56,8 +59,8 @@ def secret_text(secret: str, name: str = "secret") -> str:
     return secret
 
 
-def signing_key(secret: str, bytes_min: int = 1, *, name: str = "secret") -> bytes:
-    """The signing key of a secret. `name` is what an error calls it."""
+def signing_key(secret: str, *, name: str = "secret") -> bytes:
+    """The signing key of a secret. `name` is what an error calls it. Raises DeclarationRefused for one too short."""
     secret = secret_text(secret, name)
     if not secret.startswith("whsec_"):
         key = secret.encode()
@@ -68,15 +71,15 @@ def signing_key(secret: str, bytes_min: int = 1, *, name: str = "secret") -> byt
             key = b""
         if not key:
             raise DeclarationRefused(name, "its part after whsec_ is not base64; copy it again")
-    if len(key) < bytes_min:
-        raise DeclarationRefused(name, f"has a secret of fewer than {bytes_min} bytes; take a longer one")
+    if len(key) < KEY_BYTES_MIN:
+        raise DeclarationRefused(name, f"has a secret of fewer than {KEY_BYTES_MIN} bytes; take a longer one")
     return key
 
 
-def lacking(*secrets: str) -> str | None:
-    """Which of these secrets this process lacks, and what to do; None if it has all."""
+def lacking(*secrets: str, read: Callable[[str], object] = secret_text) -> str | None:
+    """Which of these secrets this process lacks, and what to do; None if it has all. `read`: signing_key, for keys."""
     try:
-        return None if all(map(signing_key, secrets)) else ""
+        return None if all(map(read, secrets)) else ""
     except DeclarationRefused as error:
         return error.reason
 

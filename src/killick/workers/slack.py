@@ -65,6 +65,8 @@ def slack(
     """
     if not people:
         raise DeclarationRefused(name, "nobody could answer; give people= the name of each Slack user, by user id")
+    if not signing_secret.startswith("env:"):
+        signing_key(signing_secret, name=name)
     service = Service(name, api, seconds(timeout))
     return declare_hook(
         name, SlackChannel(channel, token, signing_secret, people, service), ("wait.opened", "wait.closed"),
@@ -116,7 +118,9 @@ class SlackChannel:
         if not (sent.isascii() and sent.isdigit() and len(sent) < 15 and signature.isascii()):
             raise WebhookRefused("it has no valid X-Slack-Request-Timestamp and X-Slack-Signature")
         check_age(int(sent), TOLERANCE_SECONDS, now_us / 1_000_000)
-        signed = hmac.digest(signing_key(self.signing_secret), f"v0:{sent}:".encode() + body, sha256)
+        signed = hmac.digest(
+            signing_key(self.signing_secret, name="signing_secret"), f"v0:{sent}:".encode() + body, sha256
+        )
         if not hmac.compare_digest(f"v0={signed.hex()}", signature):
             raise WebhookRefused("its signature does not fit; the body was changed, or the signing secret differs")
         return signature

@@ -71,8 +71,8 @@ def webhook(
 
     return declare_hook(
         called, send, kinds, to=service.origin, same=sha256(url.encode()).digest(),
-        lacks=lambda: lacks(*secrets) if people else lacking(*secrets), agent=agent, waits_for=waits_for, retry=retry,
-        timeout=seconds(timeout) + SPARE_SECONDS if seconds(timeout) else 0,
+        lacks=lambda: (lacks if people else lacking)(*secrets, read=signing_key), agent=agent, waits_for=waits_for,
+        retry=retry, timeout=seconds(timeout) + SPARE_SECONDS if seconds(timeout) else 0,
     )  # fmt: skip
 
 

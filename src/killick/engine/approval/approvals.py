@@ -17,6 +17,7 @@ import msgspec
 from killick.contracts.contract import Approval
 from killick.definitions.parameters import Parameters, untag
 from killick.definitions.tools import TOOLS, AnyTool, Shape
+from killick.engine.approval.argument_edits import seen
 from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, CallAnswer, after_approval, after_edit
 from killick.engine.approval.contracts_in_force import ApprovalGiven, AskingRule, Verdict, named, who_of
 from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
@@ -303,7 +304,7 @@ class ApprovalQuestion:
 
 def short_value(value: Any) -> str:
     """An argument in a prompt, shortened by itself, so that none hides another."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    text = seen(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value))
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}… ({len(text)} characters)"
 
 

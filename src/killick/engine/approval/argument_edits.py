@@ -12,6 +12,7 @@ import msgspec
 from killick.engine.views import Wait
 from killick.errors import AnswerRefused
 from killick.model.codec import Secret, plain
+from killick.sanitizer import unmixed, visible_line
 
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list, tuple),
@@ -25,14 +26,14 @@ ARGUMENT_CHARS: Final = 160
 
 
 def call(intention: Any, chars: int = ARGUMENT_CHARS) -> str:
-    """A call as source text, with every argument. Invisible and direction-changing characters are escaped."""
+    """A call as source text, with every argument, as an approver reads it (`seen`)."""
     call = _table(intention)
     if "tool" not in call:
         return "a call that is no longer on record"
     if "arguments" not in call:
         return f"{call['tool']}(…), step {call.get('step')}"
     inside = (f"{name}={shown(value, chars)}" for name, value in _table(call, "arguments").items())
-    return f"{call['tool']}({', '.join(inside)})"
+    return seen(f"{call['tool']}({', '.join(inside)})")
 
 
 def shown(value: Any, chars: int = ARGUMENT_CHARS) -> str:
@@ -41,14 +42,12 @@ def shown(value: Any, chars: int = ARGUMENT_CHARS) -> str:
         return "(a secret)"
     text = msgspec.json.format(msgspec.json.encode(plain(value)), indent=0).decode()
     cut = text if len(text) <= chars else f"{text[:chars]}… ({len(text):,} characters)"
-    return visible(cut)
+    return seen(cut)
 
 
-def visible(text: str) -> str:
-    """A text with invisible characters escaped: control characters, and those that change text direction."""
-    return text if text.isprintable() else "".join(
-        each if each.isprintable() else f"\\u{ord(each):04x}" for each in text
-    )  # fmt: skip
+def seen(text: str) -> str:
+    """A text in one line for an approver: nothing is invisible, and no letter passes for one of another script."""
+    return visible_line(unmixed(text))
 
 
 def written(wait: Wait, text: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -34,6 +33,7 @@ from killick.log.slots import of_wait
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
+from killick.sanitizer import visible, visible_line
 from killick.store.records import ENDED, Message, is_own
 from killick.store.slots import Slot
 
@@ -94,8 +94,9 @@ def refuse_controls(id: str | None) -> None:  # noqa: A002
         raise ValueRefused("id", "is empty; leave it out or give one")
     if id is not None and not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueRefused("id", f"{id!r} is not text; give id={str(id)!r}")
-    if id is not None and not id.isprintable() and any(unicodedata.category(each) == "Cc" for each in id):
-        raise ValueRefused("id", f"{id!r} has control characters; remove them")
+    if id is not None and (visible(id) != id or not {"\t", "\n"}.isdisjoint(id)):
+        written = visible_line(id)
+        raise ValueRefused("id", f"{written} has control, bidirectional or invisible characters; remove them")
 
 
 def who(by: object, about: str) -> str | None:
