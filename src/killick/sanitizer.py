@@ -8,7 +8,6 @@ such characters; what people read goes through it everywhere.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from functools import lru_cache
 from typing import Final
@@ -86,6 +85,8 @@ def _script(char: str) -> str:
     """The script of a letter; nothing for other characters, and for scripts that others are mixed with."""
     if char.isascii():
         return "Latin" if char.isalpha() else ""
+    import unicodedata  # a large table, which most commands do not need
+
     first = unicodedata.name(char, "").partition(" ")[0] if char.isalpha() else ""
     return "" if first in _NEUTRAL else first.capitalize()
 

@@ -199,3 +199,11 @@ def test_separation_is_written_in_toml_and_survives_the_record() -> None:
     assert contract.spec["rules"][0]["ask"]["separate"] is True
     with pytest.raises(ContractRefused, match="separate='yes'; give true or false"):
         killick.Approval("managers", separate="yes")  # type: ignore[arg-type]
+
+
+def test_a_start_without_a_name_keeps_nobody_apart(desk: Desk) -> None:
+    desk.kd.start(asks, id="r")
+    desk.asked(asks)
+    assert desk.asked(asks).apart == {}
+    desk.say("approve", by="mia")
+    assert desk.go(asks) == "approve"

@@ -88,8 +88,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class RunStarted(Event, frozen=True, tag="run.started"):
-    """A run started. `trace` is its W3C trace context. `key` names the key of its encrypted values. `starters` are the
-    people who started the run that started it. Data: `input`."""
+    """A run started. `key` names its values' key, `starters` who started the run that started it. Data: `input`."""
 
     run: str
     agent: str
@@ -209,8 +208,7 @@ class RunRewound(Event, frozen=True, tag="run.rewound"):
 
 
 class RunRepaired(Event, frozen=True, tag="run.repaired"):
-    """Events `first` to `last` were damaged and were quarantined. The chain continues from the head's hash. Data:
-    `because`, `found`."""
+    """Events `first` to `last` were damaged and quarantined; the chain continues. Data: `because`, `found`."""
 
     first: int
     last: int
@@ -409,10 +407,8 @@ class DecisionMade(Event, frozen=True, tag="decision.made"):
 
 
 class WaitOpened(Event, frozen=True, tag="wait.opened"):
-    """A step waits. `digest` binds the request, so that an answer authorizes nothing else. `need` is the quorum of
-    approvers. `round` counts escalations. Data: `prompt`, `schema`, `default`, `intention`, `verbs`, `options`; `may`,
-    the permitted approvers by name, if known; `apart`, the people who cannot approve, and why, if duties are
-    separate."""
+    """A step waits. `digest` binds an answer to this request. `need` is the quorum. `round` counts escalations. Data:
+    `prompt`, `schema`, `default`, `intention`, `verbs`, `options`; `may` and `apart`: who may approve, who not."""
 
     step: StepId
     waits_for: WaitFor
@@ -426,8 +422,7 @@ class WaitOpened(Event, frozen=True, tag="wait.opened"):
 
 
 class WaitVoted(Event, frozen=True, tag="wait.voted"):
-    """One approver of a quorum agreed. `channel` is that of an answer link: answers by links of one channel count once.
-    Data: `answer`, `comment`."""
+    """One approver of a quorum agreed, by a link of `channel`, if any. Data: `answer`, `comment`."""
 
     step: StepId
     by: str

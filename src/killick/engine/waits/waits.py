@@ -366,7 +366,8 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
     except Exception as error:
         # The caller's function of roles failed: the run is interrupted, and resumes later.
         raise ex.interrupted(KillickError(f"the roles of {message.by} cannot be determined ({error})")) from error
-    if (why := separated(asked.get("apart"), message.by, kind, is_call=event.rule is not None)) is not None:
+    is_call = event is not None and event.rule is not None
+    if (why := separated(asked.get("apart"), message.by, kind, is_call=is_call)) is not None:
         return why
     try:
         if waiter.fits is not None and kind in ("edit", "respond", "happened"):
