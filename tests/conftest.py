@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ pytest.register_assert_rewrite("store_contract")
 
 # Processes that tests start read the package from bytecode, and write it the first time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# What Killick keeps for a user outside a store is not shared with other tests, nor with the person who runs them.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="killick-state-")
 
 # A slow example is no failure: neither `deadline` nor `too_slow` may decide what a busy machine is told.
 # Adapters are tested in environments that have no Hypothesis.

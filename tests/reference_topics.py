@@ -288,7 +288,8 @@ VARIABLES: Final = {
     "servers of one store the same key",
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "whether traces carry the content of messages",
     "XDG_DATA_HOME": "the folder for vaults of stores that are no file; `~/.local/share` by default",
-    "XDG_STATE_HOME": "the folder for the keys of local servers; `~/.local/state` by default",
+    "XDG_STATE_HOME": "the folder for the keys of local servers, and for the names of workspaces used here; "
+    "`~/.local/state` by default",
 }
 """What the library reads from its environment, in addition to the command line."""
 

@@ -120,6 +120,11 @@ def read_input(path: str | os.PathLike[str]) -> bytes:
     return Path(path).read_bytes()
 
 
+def state_folder() -> Path:
+    """Returns the folder for what Killick keeps for this user on this machine, outside any store."""
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "killick")
+
+
 def make_folder(path: str | Path) -> None:
     """Creates a folder and its missing parents with 0700. Existing folders stay unchanged."""
     missing = [Path(path)]

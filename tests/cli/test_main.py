@@ -338,6 +338,8 @@ def test_an_example_in_a_help_text_works(
     move_in(tmp_path / "copy", monkeypatch)
     if line.startswith("killick token revoke"):
         call(capsys, "token", "create", "ann")
+    if line.startswith("killick time restore") and "--to" not in line:
+        call(capsys, "time", "restore", "fix_17", "--at", "1:after", "--to", str(prepared / "checkout"))
     if "--snapshot" in line:
         kept = json.loads(call(capsys, "time", "restore", "fix_17", "--at", "1:before", "--json").out)["before"]
         line = re.sub(r"--snapshot \w+", f"--snapshot {kept}", line)

@@ -17,6 +17,7 @@ from killick.engine.control.commands import leased
 from killick.engine.engine import Engine
 from killick.engine.leases import LEASE_SECONDS, Leases
 from killick.engine.steps.workspace_folders import hidden_of, owner_of
+from killick.engine.steps.workspace_grants import grant, refuse_ungranted
 from killick.engine.steps.workspace_hook import captured
 from killick.engine.steps.workspace_hook import restored as as_entry
 from killick.errors import WorkspaceRefused
@@ -58,14 +59,19 @@ def restored(
     by: str | None = None,
     dry_run: bool = False,
 ) -> Restoration:
-    """Restores files of a run at a position, or of a snapshot by its id; into its own folder, or into another."""
+    """Restores files of a run at a position, or of a snapshot by its id; into its own folder, or into another.
+
+    The own folder is a path on record. It is changed if it was granted; `to` that names it grants it.
+    """
     if (at is None) == (snapshot is None):
         raise WorkspaceRefused(run, "name a position or a snapshot to restore, and not both")
     log = engine.log
     found = workspace_files.at(log, run, at) if at is not None else workspace_files.by_id(log, run, str(snapshot))
     with found:
         wanted = [workspace_files.typed(os.fspath(path), found.folder) for path in paths]
-        if to is not None:
+        if to is not None and os.path.realpath(to) == os.path.realpath(found.folder):
+            grant(engine.store, found.folder)
+        elif to is not None:
             return _elsewhere(found, Path(os.path.abspath(to)), wanted, owner_of(engine.store, run), dry_run=dry_run)
         return _in_place(engine, found, wanted, by=by, dry_run=dry_run)
 
@@ -86,6 +92,7 @@ def _elsewhere(found: Files, to: Path, paths: Sequence[bytes], owner: str, *, dr
 
 
 def _in_place(engine: Engine, found: Files, paths: Sequence[bytes], *, by: str | None, dry_run: bool) -> Restoration:
+    refuse_ungranted(engine.store, found.folder)
     with _held(engine, found.run) as handle:
         facts = handle.ledger.facts
         if facts.files_due is not None:

@@ -224,7 +224,8 @@ class Operations:
         at        the position whose files are restored; give this or `snapshot`
         snapshot  the id of a snapshot, in place of a position
         paths     only these paths
-        to        another folder, new or empty; by default the run's own
+        to        another folder, new or empty; by default the run's own, which an agent loaded here must declare, or
+                  which you name here
         """
         return file_restore.restored(
             self.runtime.engine, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run

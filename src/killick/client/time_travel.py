@@ -28,6 +28,7 @@ from killick.engine.effects.fork import UNCHANGED, Conditions, Fork, fork
 from killick.engine.effects.rewind import rewind
 from killick.engine.engine import Engine
 from killick.engine.steps.workspace_folders import owner_of, workspace_of
+from killick.engine.steps.workspace_grants import grant, is_granted
 from killick.engine.steps.workspace_hook import captured, describe_restore, restored
 from killick.engine.waits import waits
 from killick.errors import (
@@ -137,7 +138,7 @@ def forked(
             if engine.store.head(name) is not None:
                 raise RunExists(name)
             parent = log.ledger_of_files(run)
-            folder = _folder_of_fork(run, parent.facts.workspace, name, workspace)
+            folder = _folder_of_fork(engine.store, run, parent.facts.workspace, name, workspace)
             taken = _uncaptured(engine, run, parent, log.key_of(run)) if folder is not None else None
             made = fork(
                 log, run, at, name, conditions, at=engine.clock.now_us(), by=by, because=because, workspace=folder,
@@ -161,8 +162,9 @@ def free_name(store: Store, run: str) -> str:
     return next(name for name in names if store.head(name) is None)
 
 
-def _folder_of_fork(run: str, own: str | None, name: str, workspace: str | None) -> str | None:
-    """The folder of a fork: it must be new or empty, because existing files are kept."""
+def _folder_of_fork(store: Store, run: str, own: str | None, name: str, workspace: str | None) -> str | None:
+    """The folder of a fork: new or empty, because existing files are kept. It is granted, but not next to a
+    folder that only the record names."""
     if own is None:
         if workspace is not None:
             raise TimeRefused(run, "has no workspace; fork it without workspace=")
@@ -173,6 +175,9 @@ def _folder_of_fork(run: str, own: str | None, name: str, workspace: str | None)
         raise TimeRefused(run, f"{folder} is not empty; give the fork a new folder, with workspace=")
     if folder.is_relative_to(own):
         raise TimeRefused(run, f"{folder} is inside the run's own workspace; give the fork a folder outside")
+    if workspace is None and not is_granted(store, own):
+        raise TimeRefused(run, f"no agent loaded here declares {own}; name the fork's folder, with workspace=")
+    grant(store, folder)
     return str(folder)
 
 

@@ -15,6 +15,7 @@ from killick.engine.steps import workspace_folders
 from killick.engine.steps.workspace_folders import (
     home_of,
     is_erased,
+    is_ours,
     opened_vault,
     owner_of,
     subject_vaults,
@@ -101,10 +102,10 @@ def verify(log: Log, runs: Collection[str], progress: Progress | None = None) ->
     for run in runs:
         ledger = log.ledger(run)
         roots = dict.fromkeys(on_record(log, run)) if ledger.facts.workspace is not None else {}
-        if not roots or is_erased(workspace_folders.vault_of(log.key_of(run), ledger.facts, log.store), log.store):
-            continue
-        count, snapshots = count + 1, snapshots + len(roots)
         try:
+            if not roots or is_erased(workspace_folders.vault_of(log.key_of(run), ledger.facts, log.store), log.store):
+                continue
+            count, snapshots = count + 1, snapshots + len(roots)
             vault = vault_of(log, run, ledger)
         except WorkspaceRefused as refused:
             broken.append(str(refused))
@@ -135,9 +136,8 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_runs(log: Log, runs: Iterable[str]) -> set[Path]:
     """Returns the vaults of a store: the one next to it, those that these runs name, and the data subjects' in them."""
-    named = (log.ledger(run).facts.vault for run in runs)
-    homes = {vault_place(log.store), *(home_of(vault)[0] for vault in named if vault is not None)}
-    ours = {place for place in homes if place.is_dir() and _is_ours(log, place)}
+    homes = {vault_place(log.store), *(home_of(vault)[0] for vault in _recorded(log, runs))}
+    ours = {place for place in homes if place.is_dir() and is_ours(place, log.store) and _is_original(log, place)}
     return ours.union(*(subject_vaults(place, log.store) for place in ours))
 
 
@@ -148,7 +148,11 @@ def remove_erased(log: Log, vaults: Iterable[Path]) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _is_ours(log: Log, vault: Path) -> bool:
+def _recorded(log: Log, runs: Iterable[str]) -> set[Path]:
+    return {Path(vault) for run in runs if (vault := log.ledger(run).facts.vault) is not None}
+
+
+def _is_original(log: Log, vault: Path) -> bool:
     """A copied store has the original's id, but must not clean the original's vault."""
     other = vault.with_suffix(".db")
     return vault == vault_place(log.store) or not other.exists() or other.resolve() == Path(log.store.place).resolve()
@@ -189,8 +193,7 @@ def _cleaned(vault: Vault, prefix: str, stays: Callable[[str], bool], *, dry_run
 
 def condition(log: Log, runs: Iterable[str]) -> Condition | None:
     """Returns the condition of a store's vaults; None if there are none."""
-    named = [log.ledger(run).facts.vault for run in runs]
-    places = {Path(each) for each in named if each is not None}
+    places = _recorded(log, runs)
     if (own := vault_place(log.store)).is_dir():
         places.add(own)
     if not places:
@@ -198,7 +201,7 @@ def condition(log: Log, runs: Iterable[str]) -> Condition | None:
     described: list[str] = []
     wrong: list[str] = []
     for place in sorted(places):
-        if not place.is_dir():
+        if not place.is_dir() or not is_ours(place, log.store):
             wrong.append(f"{place} is not here, and runs have their files there; bring it back")
             continue
         try:

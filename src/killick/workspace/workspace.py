@@ -150,7 +150,9 @@ class Workspace:
         hidden: Sequence[str | os.PathLike[str]] = (),
     ) -> Workspace:
         """Returns the workspace for one run: in its own folder, if the path has `{run}`, or in the given one."""
-        own = self.declared.replace(RUN, run.replace("/", "_"))
+        own = self.declared.replace(RUN, name := run.replace("/", "_"))
+        if name in (".", "..") and RUN in self.declared:
+            raise WorkspaceRefused(run, "names no folder; give the run another id")
         return Workspace(
             own if path is None else path, exclude=self.exclude, gitignore=self.gitignore,
             vault=vault or self._configured_vault, hidden=(*self._hidden, *hidden), clock=self._clock,
@@ -297,6 +299,7 @@ class Workspace:
             plan = restoring.plan(
                 tree.root(now.root, vault.load), top, vault.load, keeps=_Ignored(top, self._rules(), vault.load),
                 paths=paths, hidden=self._hidden_paths(), before=tree.root(before, vault.load) if before else None,
+                drops_ids=vault.is_foreign,
             )  # fmt: skip
             done = restoring.apply(plan, self.path, vault.load, resuming=is_resumed, captured_us=began_us)
             written, removed = written + done.written, removed + done.removed

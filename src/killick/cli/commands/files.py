@@ -11,9 +11,10 @@ import click
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.context import Shell, by_option, command, dry_run_option, run_argument
+from killick.cli.context import Shell, by_option, command, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed
 from killick.client.file_restore import Restoration
+from killick.engine.steps.workspace_grants import is_granted, is_near
 from killick.history import workspace_files as history
 from killick.history.phrasing import counted
 from killick.history.workspace_files import FileChange, FileEntry, Files, FilesDiff, How, Listing
@@ -167,19 +168,23 @@ def _diff_lines(change: FileChange, limit: int, width: int) -> Iterator[Text]:
 # restore --------------------------------------------------------------------------------------------
 
 
-@command("restore")
+@command("restore", app=True)
 @run_argument
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("--at", metavar="PLACE", help="As they were then: 6:before, 6:after, 4~1:before, @17, start.")
 @click.option("--snapshot", "snapshot", metavar="ID", help="Restore this snapshot, such as one that a restore kept.")
 @click.option("--to", metavar="DIR", help="Write to this folder instead, which must be new or empty.")
 @by_option
+@yes_option
 @dry_run_option
-def restore_command(shell: Shell, run: str, at: str | None, snapshot: str | None, **how: Any) -> None:
+def restore_command(
+    shell: Shell, run: str, at: str | None, snapshot: str | None, to: str | None, yes: bool, **how: Any
+) -> None:
     """Restore files of a run's workspace at a place: all, or the named ones. The run itself does not change.
 
     The current files are kept as a snapshot, whose id is printed. The folder of a leased run is not changed; --to
-    writes elsewhere.
+    writes elsewhere. A folder that was not used on this machine must be declared by the app, or be in the folder of the
+    store: then the command asks.
 
     \b
       killick time restore fix_17 --at 6:before
@@ -189,9 +194,21 @@ def restore_command(shell: Shell, run: str, at: str | None, snapshot: str | None
     """
     if (at is None) == (snapshot is None):
         raise CommandFailed("name what to bring back: --at PLACE or --snapshot ID")
-    done = shell.client.restore(run, at, snapshot=snapshot, **how)
+    if to is None and (folder := _recorded_folder(shell, run)) is not None:
+        shell.confirm(f"No agent loaded here declares {folder}. Restore the files in it?", yes=yes)
+        to = folder
+    done = shell.client.restore(run, at, snapshot=snapshot, to=to, **how)
     shell.emit(done)
     _print_restored(shell, done)
+
+
+def _recorded_folder(shell: Shell, run: str) -> str | None:
+    """The folder of a run that only its record names, if it is in the folder of the store."""
+    folder = shell.log.ledger(shell.run(run)).facts.workspace
+    if folder is None or is_granted(shell.store, folder):
+        return None
+    shell.load_app()
+    return folder if not is_granted(shell.store, folder) and is_near(shell.store, folder) else None
 
 
 def _print_restored(shell: Shell, done: Restoration) -> None:

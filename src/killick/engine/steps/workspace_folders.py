@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
+from killick.engine.steps.workspace_grants import is_granted, is_near, refuse_ungranted
 from killick.errors import KeyRefused, WorkspaceRefused
 from killick.log.slots import root_of
 from killick.log.writer import RunLog
@@ -38,14 +39,25 @@ def vault_place(store: Store) -> Path:
 
 def vault_of(key: str | None, facts: LedgerFacts, store: Store, declared: str | None = None) -> Path:
     """The vault of a run: where its record says, or next to its store if both were moved. A data subject's vault is in
-    that folder, under a key of its own."""
+    that folder, under a key of its own. Raises WorkspaceRefused for a vault elsewhere that only the record names."""
     name = _vault_name(key, store)
     below = () if name is None else (_SUBJECTS + store.id, name)
     by_store = vault_place(store).joinpath(*below)
     if facts.vault is None:
         return Path(declared).joinpath(*below) if declared is not None else by_store
     recorded = Path(facts.vault)
-    return by_store if by_store.is_dir() and not recorded.is_dir() else recorded
+    if by_store.is_dir() and not (recorded.is_dir() and is_ours(recorded, store)):
+        recorded = by_store
+    if not is_ours(recorded, store):
+        told = "is the vault on record, and no agent loaded here declares it; load its app, or put the vault next to"
+        raise WorkspaceRefused(str(recorded), f"{told} {store.place}")
+    return recorded
+
+
+def is_ours(vault: Path, store: Store) -> bool:
+    """Whether a vault may be opened for a store: it is below the folder of the store, or was granted."""
+    home, own = home_of(vault)[0], vault_place(store)
+    return (home == own and not own.is_symlink()) or is_near(store, home) or is_granted(store, home)
 
 
 def _vault_name(key: str | None, store: Store) -> str | None:
@@ -56,13 +68,13 @@ def _vault_name(key: str | None, store: Store) -> str | None:
 def opened_vault(place: str | Path, store: Store) -> Vault:
     """A vault for the files of a store's runs: encrypted, if the store is. Raises KeyRefused if the key of its data
     subject was destroyed."""
-    keys = keys_of(store)
+    keys, (home, name) = keys_of(store), home_of(place)
+    is_foreign = not is_granted(store, home)
     if keys is None:
-        return Vault(place)
-    home, name = home_of(place)
+        return Vault(place, is_foreign=is_foreign)
     if (cipher := keys.vault(name)) is None:
         raise KeyRefused(str(place), "the key of this data subject was destroyed, and these files with it")
-    return Vault(place, cipher=cipher, home=home)
+    return Vault(place, cipher=cipher, home=home, is_foreign=is_foreign)
 
 
 def home_of(place: str | Path) -> tuple[Path, str | None]:
@@ -176,6 +188,7 @@ def workspace_of(key: str | None, ledger: Ledger, store: Store) -> Generator[Wor
     facts = ledger.facts
     if facts.workspace is None:
         raise WorkspaceRefused("the run", "has no workspace on record")
+    refuse_ungranted(store, facts.workspace)
     with (
         contextlib.closing(opened_vault(vault_of(key, facts, store), store)) as vault,
         Workspace(

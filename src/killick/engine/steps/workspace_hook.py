@@ -21,6 +21,7 @@ from killick.engine.signals import Interrupted
 from killick.engine.steps.attempt import call_on
 from killick.engine.steps.step_state import StepState
 from killick.engine.steps.workspace_folders import owner_of
+from killick.engine.steps.workspace_grants import grant, refuse_ungranted
 from killick.errors import KillickError, NotDone, WorkspaceRefused
 from killick.log.writer import Entry
 from killick.logger import get_logger
@@ -82,18 +83,21 @@ class Files:
     async def restore_due(self) -> None:
         """Before a compensation: restore the files that a rewind left to the next holder."""
         facts = self.ex.log.ledger.facts
-        if facts.files_due is not None:
-            with self._interrupting():
+        with self._interrupting():
+            refuse_ungranted(self.ex.engine.store, self.path)
+            if facts.files_due is not None:
                 make_folder(self.path)
                 await self._restore(e.from_text(facts.files_due), facts.due_because)
 
     async def _open(self) -> None:
         ex = self.ex
         facts = ex.log.ledger.facts
-        path, vault = str(self.path), str(self.workspace.vault.path)
+        path, vault, declared = str(self.path), str(self.workspace.vault.path), ex.agent.options.workspace
+        if facts.workspace is None and declared is not None:
+            grant(ex.engine.store, declared.declared, vault)
+        refuse_ungranted(ex.engine.store, path)
         due, because = facts.files_due, facts.due_because
         if not self.path.is_dir():
-            declared = ex.agent.options.workspace
             for_each = declared is not None and RUN in declared.declared
             if due is None and not for_each and not facts.workspace:
                 raise WorkspaceRefused(path, f"the workspace folder of {ex.run_id} does not exist; create it")

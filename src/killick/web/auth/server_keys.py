@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from killick.errors import AccessRefused
 from killick.model.events import to_text
-from killick.permissions import keep, make_folder
+from killick.permissions import keep, make_folder, state_folder
 from killick.store.memory import MemoryStore
 from killick.store.protocol import raw_store
 
@@ -62,6 +62,5 @@ def _place(client: Client, name: str) -> Path | None:
         return None
     if store.proves_life and Path(store.place).is_file():
         return Path(f"{store.place}-{name}-key")
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     # The id comes from the store, and is no path that we would trust.
-    return Path(home, "killick", f"{sha256(store.id.encode()).hexdigest()[:32]}-{name}-key")
+    return state_folder() / f"{sha256(store.id.encode()).hexdigest()[:32]}-{name}-key"

@@ -56,12 +56,15 @@ class Vault:
         busy_seconds: float = 60.0,
         cipher: Cipher | None = None,
         home: Path | None = None,
+        is_foreign: bool = False,
     ) -> None:
         self.cipher: Final = cipher
         """Encrypts every object, and keys its id; None: objects are in clear."""
         self.path: Final = Path(os.path.abspath(path))
         self.home: Final = self.path if home is None else home
         """The folder that no snapshot contains: this vault, or the one that it is in."""
+        self.is_foreign: Final = is_foreign
+        """Whether another person may have made the snapshots: their files are restored without set-ID bits."""
         self._place = str(self.path)
         self._clock = clock or SystemClock()
         self._busy_seconds = busy_seconds
