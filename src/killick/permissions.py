@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Final, Protocol
 from weakref import WeakSet
@@ -20,6 +21,7 @@ from killick.errors import KeyRefused, StoreUnavailable
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
 _ROOM_BYTES: Final = 128 * 1024
+INPUT_BYTES_MAX: Final = 64 << 20
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 """The permission bits of group and others."""
 
@@ -114,10 +116,18 @@ def refuse_database(path: str | os.PathLike[str]) -> None:
             raise StoreUnavailable(os.fspath(path), "is a file of an open store; name another file")
 
 
-def read_input(path: str | os.PathLike[str]) -> bytes:
-    """Reads a user's input file."""
+def open_input(path: str | os.PathLike[str]) -> BufferedReader:
+    """Opens a user's input file."""
     refuse_database(path)
-    return Path(path).read_bytes()
+    return open(path, "rb")
+
+
+def read_input(path: str | os.PathLike[str]) -> bytes:
+    """Reads a user's input file whole. A longer one than any that Killick writes is refused before it is read."""
+    with open_input(path) as file:
+        if os.fstat(file.fileno()).st_size > INPUT_BYTES_MAX:
+            raise OSError(errno.EFBIG, f"it has more than {INPUT_BYTES_MAX:,} bytes")
+        return file.read()
 
 
 def state_folder() -> Path:

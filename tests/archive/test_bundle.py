@@ -480,12 +480,3 @@ def test_whenever_it_is_killed_every_run_is_in_the_store_or_in_a_file(
         assert kd.store.verify().problems == []
     again = filed(tmp_path / "b.gz") if left else {}
     assert moved | again == before
-
-
-@pytest.mark.slow
-def test_a_small_file_that_unpacks_to_a_huge_line_is_not_read_to_its_end(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "bomb.gz", "wb", 1) as file:
-        for _ in range(bundle.LINE_BYTES_MAX // (1 << 20) + 2):
-            file.write(b"a" * (1 << 20))
-    with pytest.raises(ExportBroken, match="more than 67,108,864 bytes"):
-        next(iter(bundle.read(tmp_path / "bomb.gz")))

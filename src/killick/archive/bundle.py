@@ -10,22 +10,22 @@ import contextlib
 import gzip
 import os
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
-from io import BufferedReader
+from io import BufferedReader, BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, cast
 
 import msgspec
 
-from killick.archive.export import Export, refuse_other
-from killick.archive.export import Header as RunHeader
+from killick.archive.export import UNREADABLE, Export, bounded, refuse_other
 from killick.errors import ArchiveRefused, ExportBroken, RunUnknown
 from killick.log.progress import Progress, silent
 from killick.model import events as e
 from killick.model import hashing
-from killick.permissions import create_private, refuse_database
+from killick.permissions import create_private, open_input, refuse_database
 from killick.store.memory import MemoryStore
 from killick.store.records import ENDED
 from killick.workspace.vault.packs import sync_folder
@@ -35,8 +35,12 @@ VERSION: Final = 1
 """The newest version of the file that this build writes and reads."""
 
 _COMPRESSION: Final = 6
-LINE_BYTES_MAX: Final = 64 << 20
-RUN_BYTES_MAX: Final = 2 << 30
+_RATIO_MAX: Final = 32
+"""How much longer the content may be than the file. A hash in every line keeps real files far below."""
+
+_UNPACKED_FLOOR: Final = 16 << 20
+"""A file may always unpack to this many bytes."""
+
 _UNREADABLE: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 
 Place = str | os.PathLike[str]
@@ -68,7 +72,6 @@ class Held(msgspec.Struct, frozen=True):
     events: int
 
 
-_header: Final = msgspec.json.Decoder(RunHeader).decode
 _end: Final = msgspec.json.Decoder(End).decode
 
 
@@ -89,11 +92,10 @@ def read(path: Place) -> Iterator[Export]:
                 if next(lines, b""):
                     raise ExportBroken(place, "has data after its last line")
                 return
-            section = _section(place, line, lines)
-            digest.update(section)
-            found = Export(place, section)
+            found = Export(place, _seen(chain([line], lines), digest.update))
             runs, events = runs + 1, events + found.header.events
             yield found
+            del found  # before the next one is read
     raise ExportBroken(place, f"ends after {runs:,} runs without its last line; it was truncated")
 
 
@@ -112,6 +114,7 @@ def verify(path: Place, *, progress: Progress = silent) -> Held:
         found.loaded()
         runs, events = runs + 1, events + found.header.events
         progress("proving", runs, 0)
+        del found
     return Held(runs, events)
 
 
@@ -131,45 +134,31 @@ def name_at(at_us: int) -> str:
 @contextlib.contextmanager
 def _lines(place: str) -> Generator[Iterator[bytes]]:
     try:
-        refuse_database(place)
-        with gzip.open(place, "rb") as file:
-            yield _bounded(place, BufferedReader(cast("Any", file), 1 << 20))
+        with open_input(place) as packed, gzip.open(packed, "rb") as file:
+            most = max(_UNPACKED_FLOOR, _RATIO_MAX * os.fstat(packed.fileno()).st_size)
+            yield bounded(place, BufferedReader(cast("Any", file), 1 << 20), most)
     except _UNREADABLE as error:
         raise ExportBroken(place, f"was truncated or changed ({error})") from None
     except OSError as error:
         raise ExportBroken(place, f"cannot be read ({error.strerror})") from None
 
 
-def _bounded(place: str, file: BufferedReader) -> Iterator[bytes]:
-    """The lines of a file. Stops inside a long line: a few bytes of gzip can unpack to any length."""
-    while line := file.readline(LINE_BYTES_MAX + 1):
-        if len(line) > LINE_BYTES_MAX:
-            raise ExportBroken(place, f"has a line of more than {LINE_BYTES_MAX:,} bytes, which no archive has")
+def _seen(lines: Iterable[bytes], see: Callable[[bytes], object]) -> Iterator[bytes]:
+    for line in lines:
+        see(line)
         yield line
 
 
-def _section(place: str, first: bytes, lines: Iterator[bytes]) -> bytes:
-    """A run's lines, as many as its header says."""
-    try:
-        header = _header(first)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ExportBroken(place, "has no run where one should begin; it was changed") from None
-    section, size = [first], 0
-    for _ in range(header.events + header.messages + header.values):
-        line = next(lines, b"")
-        if not line:
-            raise ExportBroken(place, f"ends in the middle of {header.run}; it was truncated")
-        section.append(line)
-        size += len(line)
-        if size > RUN_BYTES_MAX:
-            raise ExportBroken(place, f"has {header.run} with over {RUN_BYTES_MAX:,} bytes; this build reads no more")
-    return b"".join(section)
+def _packed(data: bytes, at_s: int) -> bytes:
+    """A gzip member. What compresses better than a reader accepts is stored as it is."""
+    packed = gzip.compress(data, _COMPRESSION, mtime=at_s)
+    return packed if len(data) <= _RATIO_MAX * len(packed) else gzip.compress(data, 0, mtime=at_s)
 
 
 def _check_end(place: str, line: bytes, found: End) -> None:
     try:
         fits = _end(line) == found
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         fits = False
     if not fits:
         raise ExportBroken(place, "its last line does not fit the lines before it; it was truncated or changed")
@@ -197,10 +186,7 @@ class Writer:
             raise ArchiveRefused(str(self.path), why) from None
         except OSError as error:
             raise ArchiveRefused(str(self.path), f"cannot be written ({error.strerror}); name another file") from None
-        made_at = self._header.at // 1_000_000
-        self._packed = gzip.GzipFile("", "wb", _COMPRESSION, self._raw, mtime=made_at)
         self._opened.enter_context(contextlib.suppress(OSError))  # a full disk may refuse the end of an abandoned file
-        self._opened.callback(self._packed.close)
         self._write(msgspec.json.encode(self._header) + b"\n")
         return self
 
@@ -209,7 +195,7 @@ class Writer:
 
     def add(self, section: bytes) -> None:
         """Writes an exported run. Raises ExportBroken, and writes nothing, if its end cannot be verified."""
-        found = Export(str(self.path), section)
+        found = Export(str(self.path), BytesIO(section))
         row = found.loaded().index(found.header.run)
         if row is None or row.status not in ENDED:
             raise ExportBroken(str(self.path), "its log has no end; `killick store verify` corrects the index")
@@ -223,7 +209,6 @@ class Writer:
         """
         self._write(msgspec.json.encode(End(self.runs, self.events, e.to_text(self._digest.digest()))) + b"\n")
         with self._explained():
-            self._packed.close()
             self._raw.flush()
             os.fsync(self._raw.fileno())
         for count, _ in enumerate(read(self.part), 1):
@@ -246,7 +231,7 @@ class Writer:
     def _write(self, data: bytes) -> None:
         self._digest.update(data)
         with self._explained():
-            self._packed.write(data)
+            self._raw.write(_packed(data, self._header.at // 1_000_000))
 
     def _exists_error(self) -> ArchiveRefused:
         return ArchiveRefused(str(self.path), "exists, and is never overwritten; name another file")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from io import BufferedIOBase, BytesIO
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -26,9 +28,9 @@ from killick.log.paging import pages
 from killick.log.verify import verify
 from killick.model import event_codec, hashing
 from killick.model import events as e
-from killick.model.chunks import Blob, gathered
+from killick.model.chunks import Blob, check, gathered
 from killick.model.cipher import is_encrypted
-from killick.permissions import read_input
+from killick.permissions import open_input
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store, keys_of, opened, opened_message, opened_piece
 from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Message, Row
@@ -39,6 +41,14 @@ M = TypeVar("M", bound=MemoryStore)
 FORMAT: Final = "killick.run"
 VERSION: Final = 1
 """The version of the file that this build writes and reads."""
+
+LINE_BYTES_MAX: Final = 8 << 20
+"""Longer than any line that is written: values are stored in pieces, and lists of an event are short."""
+
+RUN_BYTES_MAX: Final = 2 << 30
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError)
+"""What a parser raises for a text that is not in its form, or is nested too deeply."""
 
 
 # the lines ----------------------------------------------------------------------------------------
@@ -107,10 +117,17 @@ class ValueLine(
     erased: bool = False
 
 
+class _Dated(msgspec.Struct, frozen=True):
+    """The hash of its data, in the body of an event."""
+
+    data: e.Digest | None = None
+
+
 AnyLine = Header | EventLine | MessageLine | ValueLine
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(AnyLine).decode
+_dated: Final = msgspec.json.Decoder(_Dated).decode
 
 
 # writing ------------------------------------------------------------------------------------------
@@ -216,7 +233,7 @@ def _used(pieces: dict[bytes, Blob], written: list[bytes]) -> tuple[Blob, ...]:
 def refuse_other(place: str, line: bytes, kind: str, name: str, version: int) -> None:
     """Raises ExportBroken unless a file begins as one of this kind, in a version that this build reads."""
     header: dict[str, Any] = {}
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+    with suppress(*UNREADABLE):
         header = msgspec.json.decode(line, type=dict[str, Any])
     if header.get("is") != kind:
         raise ExportBroken(place, f"is not {name}")
@@ -229,25 +246,47 @@ def read(source: str | os.PathLike[str] | bytes) -> Export:
     """The content of a file, not verified yet."""
     place = "export" if isinstance(source, bytes) else os.fspath(source)
     try:
-        text = source if isinstance(source, bytes) else read_input(source)
+        with BytesIO(source) if isinstance(source, bytes) else open_input(source) as file:
+            lines = bounded(place, file)
+            found = Export(place, lines)
+            if next(lines, b""):
+                raise ExportBroken(place, "has more lines than its header counts; it was truncated or changed")
+            return found
     except OSError as error:
         raise ExportBroken(place, f"cannot be read ({error.strerror})") from None
-    return Export(place, text)
+
+
+def bounded(place: str, file: BufferedIOBase, bytes_max: int | None = None) -> Iterator[bytes]:
+    """The lines of a file, read one by one: a few bytes of a compressed file can unpack to any length."""
+    total = 0
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        total += len(line)
+        if len(line) > LINE_BYTES_MAX:
+            raise ExportBroken(place, f"has a line of more than {LINE_BYTES_MAX:,} bytes, which no such file has")
+        if bytes_max is not None and total > bytes_max:
+            raise ExportBroken(place, f"unpacks to more than {bytes_max:,} bytes, which no file of its size does")
+        yield line
 
 
 class Export:
-    """A file that was read: its header, and its lines by run."""
+    """A run that was read from lines: its header, and its lines by run. Each is compared with its hash before the next
+    is read, and as many are read as the header counts."""
 
-    def __init__(self, place: str, text: bytes) -> None:
+    def __init__(self, place: str, lines: Iterable[bytes]) -> None:
         self.place = place
         self.rows: dict[str, list[Row]] = {}
         self.messages: dict[str, list[Delivery]] = {}
         self.pieces: dict[bytes, Blob] = {}
         self.secret_key: bytes | None = None
         self._is_verified = False
-        first, *rest = text.removesuffix(b"\n").split(b"\n")
-        self.header = self._header(first)
-        for number, line in enumerate(rest, 2):
+        self._last: dict[str, Row] = {}
+        lines, size = iter(lines), 0
+        self.header = header = self._header(next(lines, b""))
+        self._first = {each.run: e.from_text(each.genesis) for each in header.lineage}
+        count = header.events + header.messages + header.values
+        for number, line in enumerate(islice(lines, min(max(count, 0), RUN_BYTES_MAX)), 2):
+            if (size := size + len(line)) > RUN_BYTES_MAX:
+                raise ExportBroken(place, f"{header.run} has over {RUN_BYTES_MAX:,} bytes; this build reads no more")
             self._take(number, line)
         self._check_counts()
 
@@ -255,7 +294,7 @@ class Export:
         refuse_other(self.place, line, FORMAT, "an export of a run", VERSION)
         try:
             return msgspec.json.decode(line, type=ready(Header))
-        except msgspec.ValidationError as error:
+        except UNREADABLE as error:
             raise ExportBroken(self.place, f"line 1 is damaged ({error})") from None
 
     def _take(self, number: int, line: bytes) -> None:
@@ -265,6 +304,7 @@ class Export:
                 case EventLine():
                     data = bytes(found.data) if isinstance(found.data, msgspec.Raw) else None
                     row = Row(found.seq, bytes(found.body), data, e.from_text(found.hash))
+                    self._compare(found.run, row)
                     self.rows.setdefault(found.run, []).append(row)
                 case MessageLine():
                     about: dict[str, Any] = {"run": found.run, "id": found.id, "name": found.name, "by": found.by}
@@ -272,11 +312,23 @@ class Export:
                     self.messages.setdefault(found.run, []).append(delivery)
                 case ValueLine():
                     piece = _piece(found)
+                    if piece.hash in self.pieces or not check(piece):
+                        raise ValueError("it does not match its hash, or is there twice")
                     self.pieces[piece.hash] = piece
                 case Header():
                     raise ExportBroken(self.place, f"line {number} begins another run")
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        except UNREADABLE as error:
             raise ExportBroken(self.place, f"line {number} is damaged ({error})") from None
+
+    def _compare(self, run: str, row: Row) -> None:
+        """Compares an event with its hash. What follows a repair is compared when the log is verified."""
+        before = self._last.get(run)
+        hash_ = self._first.get(run) if before is None else before.hash if before.seq + 1 == row.seq else None
+        if hash_ is not None and hashing.link(hash_, row.body) != row.hash:
+            raise ValueError("the event does not match its hash")
+        if row.data is not None and e.to_text(hashing.data_hash(row.data)) != _dated(row.body).data:
+            raise ValueError("the data does not match its hash")
+        self._last[run] = row
 
     def _check_counts(self) -> None:
         header = self.header
@@ -340,7 +392,7 @@ class Export:
                 self._play(store, ancestor, before if ancestor.run == self.header.run else None)
                 fold = log.state(ancestor.run).fold
                 indexed_again(store, ancestor.run, fold, at=fold.facts.seq)
-        except (KillickError, ValueError) as error:
+        except (KillickError, ValueError, RecursionError) as error:
             raise ExportBroken(self.place, f"its log does not verify: {error}") from None
         finally:
             log.close()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _ED25519: Final = b"\x01"
 _ID_BYTES: Final = 4
+_DIGITS_MAX: Final = 20
 _DASH: Final = "— "
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -169,7 +170,7 @@ def _with_entries(found: Checkpoint, listed: str, place: str) -> Checkpoint:
         for line in lines:
             tree.add(hashing.leaf(line.encode()))
             SealedRun.read(line)
-    except (ValueError, msgspec.DecodeError):
+    except (ValueError, msgspec.DecodeError, RecursionError):
         raise broken from None
     if (tree.size, tree.root) != (found.size, found.root):
         raise broken
@@ -190,7 +191,7 @@ def _from_base64(text: str) -> bytes | None:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and str(int(text)) == text
+    return text.isascii() and text.isdigit() and len(text) < _DIGITS_MAX and str(int(text)) == text
 
 
 # entries ------------------------------------------------------------------------------------------

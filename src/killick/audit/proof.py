@@ -190,7 +190,7 @@ def verify_proof(proof: bytes | str, public_key: bytes | str, checkpoint: bytes 
     key, given = key_of(public_key), proof.encode() if isinstance(proof, str) else proof
     try:
         read = msgspec.json.decode(given, type=ready(Proof))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProofBroken("proof", f"is not a proof ({error})") from None
     if read.version != VERSION:
         raise ProofBroken("proof", f"version {read.version}, this build of Killick reads {VERSION}; upgrade it")
@@ -231,7 +231,10 @@ class _Verifier:
         leaf, path = hashing.leaf(proof.body.encode()), _hashes(proof.path)
         if entry.root is None or not includes(e.from_text(entry.root), entry.seq, leaf, proof.seq - 1, path):
             raise ProofBroken("proof", f"the event is not the one at {proof.seq} of {entry.run}")
-        return msgspec.json.decode(proof.body.encode(), type=dict[str, Any])
+        try:
+            return msgspec.json.decode(proof.body.encode(), type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ProofBroken("proof", f"the event cannot be read ({error})") from None
 
     def _values(self, event: dict[str, Any]) -> Any:
         proof = self._proof
@@ -248,7 +251,7 @@ class _Verifier:
             if gathered([raw], lambda _: found).keys() != found.keys() or len(found) != len(blobs):
                 raise ProofBroken("proof", "it has values that the event does not refer to")
             return unpack(raw, lambda _: found)
-        except ValueBroken:
+        except (ValueBroken, RecursionError):
             raise ProofBroken("proof", "some of the values are missing or were changed") from None
 
     def _since(self, kept: bytes | str | None) -> int | None:

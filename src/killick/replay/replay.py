@@ -357,7 +357,7 @@ def replayed(
 ) -> Replayed:
     """Replays a run of a store, or of an export, with the given code or the agent of that name."""
     if isinstance(source, str) and log.store.head(source) is not None:
-        found, key = Export(source, export(log, source)), log.store.secret_key
+        found, key = read(export(log, source)), log.store.secret_key
     else:
         found, key = read(source), None
     if agent is None:

@@ -75,7 +75,7 @@ def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | 
         raise CommandFailed(f"{source}: is no archive of runs; leave --run out")
     if not is_file or (shell.exists and not is_archive and shell.store.head(source) is not None):
         log = shell.log
-        found = Export(source, export(log, shell.run(source))).decrypt(log.store)
+        found = read(export(log, shell.run(source))).decrypt(log.store)
         return found, found.secret_key or log.store.secret_key
     if not is_archive:
         found = read(source)

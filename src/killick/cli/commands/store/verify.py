@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
 from killick.log import Log, Report, verification
 from killick.log.paging import heads
-from killick.permissions import read_input
+from killick.permissions import open_input
 from killick.store import open_store
 from killick.store.memory import MemoryStore
 from killick.store.records import Problem
@@ -114,7 +114,10 @@ def verify_command(
 
 def _unproved(log: Log, archives: Sequence[Path]) -> list[Problem]:
     """Runs that were pruned, and whose archive was not given or is not the one on record."""
-    given = {sha256(read_input(path)).hexdigest() for path in archives if path.is_file()}
+    given = set[str]()
+    for path in archives:
+        with contextlib.suppress(OSError), open_input(path) as file:
+            given.add(file_digest(file, "sha256").hexdigest())
     what = "was pruned by {} into {}, which proves it no longer unless it is given: --archive FILE"
     return [
         Problem(run=run, seq=None, where="seals", what=what.format(pruned.by or "an unnamed user", pruned.file))
