@@ -45,7 +45,7 @@ async def said(run: killick.Run, text: str) -> str:
 @pytest.fixture
 def whole(tmp_path: Path) -> list[bytes]:
     """The lines of an archive of one run."""
-    with killick.open(tmp_path / "killick.db") as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         kd.run(said, "yes", id="r")
         kd.store.prune(older=0, to=tmp_path / "whole.gz")
     return gzip.decompress((tmp_path / "whole.gz").read_bytes()).splitlines(keepends=True)
@@ -162,7 +162,7 @@ def test_each_line_is_compared_with_its_hash_before_the_next_is_read(tmp_path: P
 
 @pytest.mark.parametrize("text", ["x" * 20_000_000, "".join(random.Random(7).choices("ab", k=100_000))])
 def test_what_was_archived_is_read_however_well_it_compresses(tmp_path: Path, text: str) -> None:
-    with killick.open(tmp_path / "killick.db") as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         kd.run(said, text, id="r")
         kd.store.prune(older=0, to=tmp_path / "a.gz")
     assert bundle.verify(tmp_path / "a.gz").runs == 1

@@ -53,7 +53,7 @@ def sent(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Sent:
             await run.call(tool, 2)
             await run.wait("go")
 
-        with killick.open(tmp_path / "sender" / "sent.db") as kd, pytest.raises(killick.RunWaiting):
+        with killick.open(str(tmp_path / "sender" / "sent.db")) as kd, pytest.raises(killick.RunWaiting):
             kd.run(theirs, id="r")
         del AGENTS.declared["theirs"]
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "the recipient's state"))
@@ -99,7 +99,7 @@ def test_a_restore_changes_no_folder_that_only_the_record_names(
 
 
 def test_a_folder_that_a_person_names_is_restored_and_stays_granted(home: Path, sent: Sent) -> None:
-    with killick.open(sent(home)) as kd:
+    with killick.open(str(sent(home))) as kd:
         kd.restore("r", "1:after", to=home)
         assert names(home) == {"authorized_keys": "the sender's, 1\n"}
         kd.restore("r", "2:after")
@@ -108,10 +108,10 @@ def test_a_folder_that_a_person_names_is_restored_and_stays_granted(home: Path, 
 
 def test_a_grant_for_a_store_is_none_for_its_copy(home: Path, sent: Sent, tmp_path: Path) -> None:
     store = sent(home)
-    with killick.open(store) as kd:
+    with killick.open(str(store)) as kd:
         kd.restore("r", "1:after", to=home)
     shutil.copytree(tmp_path / "download", tmp_path / "again")
-    with killick.open(tmp_path / "again" / "sent.db") as kd, pytest.raises(WorkspaceRefused):
+    with killick.open(str(tmp_path / "again" / "sent.db")) as kd, pytest.raises(WorkspaceRefused):
         kd.restore("r", "2:after")
 
 
@@ -120,7 +120,7 @@ def test_the_folder_that_a_loaded_agent_declares_is_restored_in_place(
     sent: Sent, tmp_path: Path, declared: str
 ) -> None:
     folder = tmp_path / "here" / declared.replace("{run}", "r")
-    with killick.open(sent(folder, workspace=declared)) as kd:
+    with killick.open(str(sent(folder, workspace=declared))) as kd:
         with pytest.raises(WorkspaceRefused):
             kd.restore("r", "1:after")
         killick.agent(name="mine", workspace=declared)(_nothing)
@@ -140,7 +140,7 @@ def test_a_link_in_the_place_of_a_declared_folder_is_not_followed(home: Path, se
     site.symlink_to(home)
     (home / "id_rsa").write_text("mine\n")
     killick.agent(name="theirs", workspace="work/{run}")(_nothing)
-    with killick.open(store) as kd, pytest.raises(WorkspaceRefused):
+    with killick.open(str(store)) as kd, pytest.raises(WorkspaceRefused):
         kd.restore("r", "1:after")
     assert names(home) == {"id_rsa": "mine\n"}
 
@@ -157,18 +157,18 @@ def test_in_the_folder_of_the_store_a_person_is_asked(
     assert names(folder) == MINE
     assert call(capsys, *restoring, "--yes").code == 0
     assert names(folder) == {"authorized_keys": "the sender's, 1\n"}
-    with killick.open(store) as kd:  # other programs have no terminal; the word is kept
+    with killick.open(str(store)) as kd:  # other programs have no terminal; the word is kept
         kd.restore("r", "2:after")
 
 
 def test_a_rewind_leaves_the_files_to_the_worker_that_has_the_agent(home: Path, sent: Sent) -> None:
-    with killick.open(sent(home)) as kd:
+    with killick.open(str(sent(home))) as kd:
         assert "restored when it is resumed" in kd.rewind("r", "1:after")
     assert names(home) == MINE
 
 
 def test_a_fork_writes_next_to_no_folder_that_only_the_record_names(home: Path, sent: Sent, tmp_path: Path) -> None:
-    with killick.open(sent(home)) as kd:
+    with killick.open(str(sent(home))) as kd:
         with pytest.raises(TimeRefused):
             kd.fork("r", "1:after")
         assert sorted(os.listdir(home.parent)) == [".ssh"]
@@ -187,7 +187,7 @@ def test_an_agent_that_is_loaded_works_in_no_folder_that_only_the_record_names(h
         await run.wait("go")
         called.append(run.workspace)
 
-    with killick.open(store) as kd:
+    with killick.open(str(store)) as kd:
         kd.rewind("r", "1:after")
         kd.send("r", "go")
         with pytest.raises(WorkspaceRefused):
@@ -219,7 +219,7 @@ def test_set_id_bits_of_a_sent_snapshot_are_not_restored(home: Path, sent: Sent,
         (folder / "run").write_text(str(number))
         (folder / "run").chmod(0o6755)
 
-    with killick.open(sent(home, tool=armed)) as kd:
+    with killick.open(str(sent(home, tool=armed))) as kd:
         done = kd.restore("r", "1:after", to=tmp_path / "look")
     assert stat.S_IMODE((tmp_path / "look" / "run").stat().st_mode) == 0o755
     assert done.left
