@@ -178,6 +178,24 @@ def test_people_who_are_known_count_each_for_themselves_also_from_one_address() 
     assert [asked(b"wrong"), asked(b"wrong2")] == [401, 429], "strangers share what is left for the address"
 
 
+def test_one_network_of_ipv6_is_one_address() -> None:
+    guard = guarded(rate=1, burst=2)
+    found = [
+        ask(guard, client=(host, 5)).status
+        for host in ("2001:db8::1", "2001:db8::2", "2001:db8:0:0:1::", "2001:db8:0:1::")
+    ]
+    assert found == [200, 200, 429, 200]
+    mapped = [ask(guard, client=(host, 5)).status for host in ("10.0.0.9", "::ffff:10.0.0.9", "::ffff:10.0.0.9")]
+    assert mapped == [200, 200, 429]
+
+
+def test_the_bytes_of_a_body_are_held_by_its_address_until_it_is_answered() -> None:
+    guard = guarded(unread_bytes=10)
+    assert ask(guard, [b"x" * 11], method="POST").status == 429
+    assert ask(guard, [b"x" * 10], method="POST").status == 200
+    assert not guard.held
+
+
 def test_new_addresses_do_not_fill_the_memory() -> None:
     buckets = Buckets(killick.clock.ManualClock(), 1, 1)
     for number in range(30_000):

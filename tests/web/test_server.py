@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -18,16 +17,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
-import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import killick
 from killick.errors import AccessRefused
-from killick.http_server import bind
+from killick.http_server import HttpServer, bind
 from killick.store import MemoryStore
 from killick.web import render, server
+from killick.web.app import asgi
 from killick.web.auth.access import OwnerAccess, TokenAccess
 from killick.web.middleware import Guard, Limits
 from killick.workers.tokens import issue, revoke
@@ -278,40 +278,48 @@ def test_how_people_are_known_goes_by_the_address() -> None:
 # slow and many ------------------------------------------------------------------------------------
 
 
+class Counting(HttpToolsProtocol):
+    """Counts the bytes that reach the parser."""
+
+    parsed_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        type(self).parsed_bytes += len(data)
+        super().data_received(data)
+
+
+class Hurried(NamedTuple):
+    port: int
+    protocol: type[Counting]
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
 @contextlib.contextmanager
-def hurried(
-    kind: type[Any], *, head_seconds: float = 0.3, connections_max: int = 800, limits: Limits | None = None
-) -> Iterator[int]:
-    """A server on one of uvicorn's protocols, in a thread; yields its port."""
-
-    async def hello(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"hi"})
-
-    made = type(
-        "Tried", (server._HeadTimeout, kind), {"head_seconds": head_seconds, "connections_max": connections_max}
-    )
-    guard = Guard(hello, killick.clock.SystemClock(), limits)
-    config = uvicorn.Config(
-        guard, http=made, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=3600
-    )
-    it = uvicorn.Server(config)
+def counted(app: Any = hello, *, limits: Limits | None = None, **bounds: Any) -> Iterator[Hurried]:
+    """A server in a thread; yields its port, and its protocol, which counts."""
+    made: Any = type("Tried", (server.Protocol, Counting), {"head_seconds": 60.0, **bounds})
+    guard = app if isinstance(app, Guard) else Guard(app, killick.clock.SystemClock(), limits)
+    it = HttpServer(guard, http=made, lifespan="off", timeout_keep_alive=3600)
     bound = bind("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: asyncio.run(it.serve([bound])))
     thread.start()
     try:
         while not it.started:
             time.sleep(0.005)
-        yield bound.getsockname()[1]
+        yield Hurried(bound.getsockname()[1], made)
     finally:
-        it.should_exit = True
+        it.stop()
         thread.join(SECONDS_MAX)
 
 
-@pytest.fixture(params=["h11_impl:H11Protocol", "httptools_impl:HttpToolsProtocol"])
-def kind(request: pytest.FixtureRequest) -> Any:
-    module, _, name = request.param.partition(":")
-    return getattr(importlib.import_module(f"uvicorn.protocols.http.{module}"), name)
+@contextlib.contextmanager
+def hurried(*, head_seconds: float = 0.3, **options: Any) -> Iterator[int]:
+    with counted(head_seconds=head_seconds, **options) as made:
+        yield made.port
 
 
 def read(connection: socket.socket) -> bytes:
@@ -335,13 +343,13 @@ def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=SECONDS_MAX)
 
 
-def test_whoever_says_nothing_is_cut_off(kind: Any) -> None:
-    with hurried(kind) as port, connect(port) as silent:
+def test_whoever_says_nothing_is_cut_off() -> None:
+    with hurried() as port, connect(port) as silent:
         assert read(silent) == b""
 
 
-def test_whoever_dribbles_a_head_is_cut_off_however_steadily(kind: Any) -> None:
-    with hurried(kind) as port, connect(port) as slow:
+def test_whoever_dribbles_a_head_is_cut_off_however_steadily() -> None:
+    with hurried() as port, connect(port) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n")
         with pytest.raises(ConnectionError):
             for number in range(10_000):
@@ -349,26 +357,26 @@ def test_whoever_dribbles_a_head_is_cut_off_however_steadily(kind: Any) -> None:
                 time.sleep(0.02)
 
 
-def test_whoever_dribbles_the_second_head_is_cut_off_too(kind: Any) -> None:
-    with hurried(kind) as port, connect(port) as slow:
+def test_whoever_dribbles_the_second_head_is_cut_off_too() -> None:
+    with hurried() as port, connect(port) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         answered(slow)
         slow.sendall(b"GET / HTTP/1.1\r\n")
         assert read(slow) == b""
 
 
-def test_a_head_without_end_is_cut_off(kind: Any) -> None:
-    with hurried(kind, head_seconds=60) as port, connect(port) as long, contextlib.suppress(ConnectionError):
+def test_a_head_without_end_is_cut_off() -> None:
+    with hurried(head_seconds=60) as port, connect(port) as long, contextlib.suppress(ConnectionError):
         long.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n")
         for _ in range(100):
             long.sendall(b"x: " + b"y" * 4_000 + b"\r\n")
         assert b"200" not in read(long)
 
 
-def test_whoever_is_quick_is_served_again_and_again(kind: Any) -> None:
+def test_whoever_is_quick_is_served_again_and_again() -> None:
     def served(head_seconds: float) -> bool:
         """Whether requests are answered that take longer in all than a head may take."""
-        with hurried(kind, head_seconds=head_seconds) as port, connect(port) as quick:
+        with hurried(head_seconds=head_seconds) as port, connect(port) as quick:
             try:
                 for _ in range(5):
                     quick.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -385,8 +393,8 @@ def test_whoever_is_quick_is_served_again_and_again(kind: Any) -> None:
 HEAD: Final = b"POST /api/v1/runs HTTP/1.1\r\nhost: localhost\r\n"
 
 
-def test_whoever_dribbles_a_body_is_told_so_and_cut_off(kind: Any) -> None:
-    with hurried(kind, limits=Limits(body_seconds=0.3)) as port, connect(port) as slow:
+def test_whoever_dribbles_a_body_is_told_so_and_cut_off() -> None:
+    with hurried(limits=Limits(body_seconds=0.3)) as port, connect(port) as slow:
         slow.sendall(HEAD + b"content-length: 100000\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             for _ in range(50):
@@ -403,14 +411,14 @@ def test_whoever_dribbles_a_body_is_told_so_and_cut_off(kind: Any) -> None:
         b"transfer-encoding: chunked\r\n\r\n" + b"200\r\n" + b"x" * 512 + b"\r\n200\r\n" + b"x" * 512 + b"\r\n",
     ],
 )
-def test_a_body_that_is_too_large_is_refused_unread_and_the_connection_closed(kind: Any, rest: bytes) -> None:
-    with hurried(kind, limits=Limits(body_bytes=1_000)) as port, connect(port) as large:
+def test_a_body_that_is_too_large_is_refused_unread_and_the_connection_closed(rest: bytes) -> None:
+    with hurried(limits=Limits(body_bytes=1_000)) as port, connect(port) as large:
         large.sendall(HEAD + rest)
         assert read(large).startswith(b"HTTP/1.1 413")
 
 
-def test_a_flood_from_one_address_is_told_to_slow_down(kind: Any) -> None:
-    with hurried(kind, limits=Limits(rate=1, burst=5)) as port, connect(port) as flood:
+def test_a_flood_from_one_address_is_told_to_slow_down() -> None:
+    with hurried(limits=Limits(rate=1, burst=5)) as port, connect(port) as flood:
         flood.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 6)
         found = read(flood)
         assert found.count(b"HTTP/1.1 200") == 5
@@ -418,14 +426,14 @@ def test_a_flood_from_one_address_is_told_to_slow_down(kind: Any) -> None:
         assert b"retry-after: 1" in found.lower()
 
 
-def test_one_address_cannot_take_every_connection(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server._HeadTimeout, "address_max", 2)
-    with hurried(kind, head_seconds=60) as port, connect(port), connect(port), connect(port) as more:
+def test_one_address_cannot_take_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.Protocol, "address_max", 2)
+    with hurried(head_seconds=60) as port, connect(port), connect(port), connect(port) as more:
         assert read(more).startswith(b"HTTP/1.1 503")
 
 
-def test_one_connection_too_many_is_told_to_come_again(kind: Any) -> None:
-    with hurried(kind, connections_max=2, head_seconds=60) as port, connect(port), connect(port), connect(port) as more:
+def test_one_connection_too_many_is_told_to_come_again() -> None:
+    with hurried(connections_max=2, head_seconds=60) as port, connect(port), connect(port), connect(port) as more:
         assert read(more).startswith(b"HTTP/1.1 503")
 
 
@@ -446,3 +454,115 @@ def test_a_server_compiles_every_template_before_a_page_asks_for_it(
         return len(environment.cache)
 
     assert asyncio.run(compiled()) == len(environment.list_templates())
+
+
+# bytes --------------------------------------------------------------------------------------------
+
+CHUNKED: Final = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+SLACK: Final = 2 * server.SLICE_BYTES
+"""A limit is checked at each slice."""
+
+
+def poured(port: int, *parts: bytes) -> bytes:
+    """The response to parts that are sent as long as the server reads them."""
+    with connect(port) as connection:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                connection.sendall(part)
+        return read(connection)
+
+
+@pytest.mark.parametrize(
+    ("head", "flood", "status"),
+    [
+        (CHUNKED, b"1\r\na\r\n" * 300_000, b"413"),
+        (CHUNKED, (b"1;" + b"x" * 60_000 + b"\r\na\r\n") * 50, b"413"),
+        (CHUNKED + b"0\r\n", b"t: x\r\n" * 300_000, b"413"),
+        (HEAD, b"a: b\r\n" * 300_000, b"431"),
+        (HEAD + b"a: ", b"b" * 2_000_000, b"431"),
+        (b"GET /", b"x" * 2_000_000, b"431"),
+    ],
+    ids=["chunks of one byte", "chunk extensions", "trailers", "headers", "a header", "an address"],
+)
+def test_a_flood_of_framing_is_refused_before_it_is_parsed(head: bytes, flood: bytes, status: bytes) -> None:
+    with counted() as it:
+        found = poured(it.port, head, flood)
+        assert it.protocol.parsed_bytes <= len(head) + server.FRAMING_BYTES_MAX * 6 // 5 + SLACK
+    assert not found or found.split()[1] == status
+
+
+def test_the_content_of_a_chunked_body_counts_as_content() -> None:
+    size = 1 << 20
+    chunks = (b"%x\r\n" % 4_096 + b"x" * 4_096 + b"\r\n") * (size // 4_096)
+    with counted() as it:
+        assert poured(it.port, CHUNKED, chunks, b"0\r\n\r\n" + HEAD + b"connection: close\r\n\r\n").count(b" 200 ") == 2
+        assert it.protocol.parsed_bytes > size
+
+
+def test_requests_that_are_sent_before_their_turn_are_counted() -> None:
+    with counted() as it:
+        poured(it.port, b"GET / HTTP/1.1\r\n\r\n" * 100_000)
+        assert it.protocol.parsed_bytes <= 20 * server.PIPELINED_MAX + SLACK
+
+
+def test_a_request_with_two_lengths_is_answered_once_and_its_connection_closed() -> None:
+    smuggled = b"GET /api/v1/alive HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for length in (b"content-length: 5", b"content-length: 100"):
+        with counted() as it:
+            head = HEAD + length + b"\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+            assert poured(it.port, head + smuggled).count(b"HTTP/1.1 ") == 1
+
+
+def test_bodies_of_one_address_that_nobody_reads_are_bounded_and_others_are_served() -> None:
+    limits = Limits(unread_bytes=100_000, body_seconds=SECONDS_MAX)
+    length = b"content-length: 60000\r\n\r\n"
+    with counted(limits=limits) as it, connect(it.port) as first:
+        first.sendall(HEAD + length + b"x" * 59_999)
+        while it.protocol.parsed_bytes < 59_999:
+            time.sleep(0.005)
+        found = poured(it.port, HEAD + length + b"x" * 59_999)
+        assert found.startswith(b"HTTP/1.1 429")
+        assert b"retry-after" in found.lower()
+        first.sendall(b"x" + HEAD + b"connection: close\r\n\r\n")
+        assert read(first).count(b" 200 ") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 200_000 + b"]" * 200_000, b"9" * 900_000, b"0." + b"9" * 900_000, b"9e" + b"9" * 900_000,
+     b"{" + b",".join(b'"%d":1' % number for number in range(90_000)) + b"}"],
+    ids=["deep", "a number", "a fraction", "an exponent", "keys"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", [b"/api/v1/answer?link=x", b"/api/v1/hooks/paid", b"/slack/desk", b"/login"])
+def test_a_large_body_without_credentials_is_refused_and_read_once(tmp_path: Path, path: bytes, body: bytes) -> None:
+    body = b'{"verb":"respond","value":' + body + b"}"
+    head = b"POST " + path + b" HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    with killick.open(str(tmp_path / "killick.db")) as kd, counted(asgi(kd)) as it:
+        found = poured(it.port, head + b"content-length: %d\r\n\r\n" % len(body), body)
+        assert found.split()[1][:1] == b"4"
+        assert it.protocol.parsed_bytes <= len(head) + 40 + len(body)
+
+
+@pytest.mark.slow
+def test_a_client_cannot_name_its_own_address_unless_the_operator_trusts_its_proxy(folder: Path) -> None:
+    def statuses(*options: str) -> set[int]:
+        """The answers to wrong tokens, each from an address of its own, says a header."""
+        with serving(folder, *options) as it:
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with browser.open(f"{it.url}login") as page:
+                csrf = re.search(r'name="csrf" value="([^"]+)"', page.read().decode())
+            assert csrf is not None
+            form, found = f"token=wrong&csrf={csrf[1]}".encode(), set()
+            for number in range(40):
+                request = urllib.request.Request(f"{it.url}login", form, {"X-Forwarded-For": f"10.0.0.{number}"})
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    browser.open(request)
+                refused.value.close()
+                found.add(refused.value.code)
+            return found
+
+    with killick.open(str(folder / "killick.db")) as kd:
+        issue(kd.runtime.engine, "ann", "viewer")
+    assert statuses() == {401, 429}
+    assert statuses("--trusted-proxy", "127.0.0.1") == {401}

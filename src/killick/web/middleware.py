@@ -7,8 +7,10 @@ for one.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import sha256
+from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -53,6 +55,7 @@ PERSON: Final = "killick_person"
 _LOOKS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BUCKETS_MAX: Final = 10_000
 _DIGITS_MAX: Final = 15
+_MANY: Final = "too many bodies are sent from this address at once; send them one after the other"
 _SLOW: Final = "the request's body did not come within {:g} s; send it again at once"
 
 
@@ -62,6 +65,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 1 << 20
     body_seconds: float = 10.0
     """Within which a request's body has to be there."""
+    unread_bytes: int = 32 << 20
+    """How much of the bodies of one address may be in memory at once."""
     url_bytes: int = 8_192
     rate: float = 200.0
     """Requests a second, of one person or one address."""
@@ -100,6 +105,8 @@ class Guard:
         self.limits = limits or Limits()
         self._buckets = Buckets(clock, self.limits.rate, self.limits.burst)
         self._known: Lru[bytes, str] = Lru(_BUCKETS_MAX)
+        self.held: Counter[str] = Counter()
+        """How many bytes of bodies are in memory, by the address that sent them."""
         self.closing = False
         self.streams: set[asyncio.Future[None]] = set()
 
@@ -122,10 +129,9 @@ class Guard:
     # who comes how often ----------------------------------------------------------------------
 
     def refuse_often(self, scope: Scope, shown: bytes | None) -> None:
-        """Counts requests with credentials by their person, and all others by their address."""
+        """Counts requests with known credentials by their person, and all others by their address."""
         key = self._known.get(shown) if shown is not None else None
-        client = scope.get("client")
-        wait = self._buckets.wait_seconds(key or (client[0] if client else None))
+        wait = self._buckets.wait_seconds(key or client_address(scope))
         if wait:
             after = {"Retry-After": str(max(1, round(wait + 0.5)))}
             reason = f"more than {self.limits.rate:g} requests a second; slow down"
@@ -137,6 +143,19 @@ class Guard:
             self._known.pop(shown or b"")
         else:
             self._known.put(shown, f"person:{person.name}")
+
+
+def client_address(scope: Scope) -> str:
+    """Who sends, for limits: the address; of IPv6 its network, for each machine has a whole one."""
+    client = scope.get("client")
+    host = str(client[0]) if client else ""
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return host
+    if found.version == 6 and found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return host if found.version == 4 else str(ip_network((int(found) >> 64 << 64, 64)))
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
@@ -160,11 +179,22 @@ class _RequestCycle:
         self._shown = _shown(scope)
         self._receive = receive
         self._send = send
+        self._address = client_address(scope)
         self._body: list[Message] = []
+        self._size = 0
         self.status = 0
         self.ended = False
 
     async def handle(self) -> None:
+        try:
+            await self._handle()
+        finally:
+            held = self.guard.held
+            held[self._address] -= self._size
+            if not held[self._address]:
+                del held[self._address]
+
+    async def _handle(self) -> None:
         self._state[PERSON] = None
         # By this version a stream listens for who goes; later ones find out when they send.
         self.scope["asgi"] = {**self.scope.get("asgi", {}), "spec_version": "2.3"}
@@ -199,16 +229,20 @@ class _RequestCycle:
         return Problem(413, f"the body is larger than {self.limits.body_bytes} bytes", code="too_large")
 
     async def _read(self) -> None:
-        size, more = 0, True
+        held, more = self.guard.held, True
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 while more:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise ConnectionError
-                    size += len(message.get("body", b""))
-                    if size > self.limits.body_bytes:
+                    size = len(message.get("body", b""))
+                    self._size += size
+                    held[self._address] += size
+                    if self._size > self.limits.body_bytes:
                         raise self._too_large()
+                    if held[self._address] > self.limits.unread_bytes:
+                        raise Problem(429, _MANY, code="too_many_requests", headers={"Retry-After": "1"})
                     more = bool(message.get("more_body"))
                     self._body.append(message)
         except TimeoutError:

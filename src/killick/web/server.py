@@ -11,11 +11,10 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from killick.errors import AccessRefused, StoreGone
 from killick.http_server import HttpServer, bind, stop_on_signals, url_of
@@ -33,7 +32,12 @@ PORT: Final = 8300
 
 HEAD_SECONDS: Final = 10.0
 """Within which the head of a request has to be there, from its first byte or from when the connection was made."""
-HEAD_BYTES_MAX: Final = 65_536
+FRAMING_BYTES_MAX: Final = 65_536
+"""The maximum length of a head, and of what frames the content of a chunked body."""
+SLICE_BYTES: Final = 4_096
+"""How many bytes are parsed at once."""
+PIPELINED_MAX: Final = 100
+"""How many requests of a connection may wait for the response before theirs."""
 CONNECTIONS_MAX: Final = 800
 """The maximum number of connections; another one gets a 503."""
 DRAIN_SECONDS: Final = 5
@@ -42,16 +46,15 @@ DRAIN_SECONDS: Final = 5
 NICE: Final = 5
 SWITCH_SECONDS: Final = 0.001
 
-_FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
+
+# connections --------------------------------------------------------------------------------------
 
 
-# slow heads ---------------------------------------------------------------------------------------
+class Protocol(HttpToolsProtocol):
+    """Bounds what a connection sends, before the app has read it: in connections, seconds, bytes and requests.
 
-
-class _HeadTimeout:
-    """Closes a connection that sends no complete head in time, or too long a one.
-
-    Wraps uvicorn's protocol, which waits for the head of a request without a limit.
+    Bytes are counted as they arrive, with their framing: of a head all of them, of a chunked body its chunk sizes,
+    extensions and trailers. They are parsed in slices, so that no read of the socket occupies the loop.
     """
 
     head_seconds: float = HEAD_SECONDS
@@ -59,51 +62,73 @@ class _HeadTimeout:
     address_max: int = CONNECTIONS_MAX // 2
     """So that one machine with idle connections does not keep the others out."""
     _timer: asyncio.TimerHandle | None = None
-    _head_bytes: int = 0
+    _framing_bytes: int = 0
+    """Of the current head, or of the current body without its content."""
 
-    def connection_made(self: Any, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)  # type: ignore[misc]
-        same = sum(each.client is not None and each.client[:1] == self.client[:1] for each in self.connections)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peers = [each.client[0] for each in self.connections if isinstance(each, Protocol) and each.client]
+        same = self.client is not None and peers.count(self.client[0])
         if len(self.connections) > self.connections_max or same > self.address_max:
-            transport.write(_FULL)
+            transport.write(_refusal("503 Service Unavailable", "retry-after: 1"))
             transport.close()
             return
         self._start_timer()
 
-    def data_received(self: Any, data: bytes) -> None:
-        super().data_received(data)  # type: ignore[misc]
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), SLICE_BYTES):
+            part = data[start : start + SLICE_BYTES]
+            self._framing_bytes += len(part)
+            if self._framing_bytes > FRAMING_BYTES_MAX or len(self.pipeline) > PIPELINED_MAX:
+                self._refuse()
+            else:
+                super().data_received(part)
+            if self.transport.is_closing():
+                return
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer()
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > HEAD_BYTES_MAX:
-            self.transport.close()
-        self._start_timer()
+        else:
+            self._start_timer()
 
-    def connection_lost(self: Any, exc: Exception | None) -> None:
+    def on_message_begin(self) -> None:
+        self._framing_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._framing_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= len(body)
+        super().on_body(body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        super().connection_lost(exc)  # type: ignore[misc]
+        super().connection_lost(exc)
 
-    def _start_timer(self: Any) -> None:
+    def _refuse(self) -> None:
+        """Close the connection; say why where nothing of a response was sent."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_refusal("431 Request Header Fields Too Large"))
+        elif self.cycle.more_body and not self.cycle.response_started:
+            self.cycle.disconnected = True
+            self.transport.write(_refusal("413 Content Too Large"))
+        self.transport.close()
+
+    def _start_timer(self) -> None:
         if self._timer is None and not self.transport.is_closing():
             # Not by `close`, which would wait for clients that do not read the rest of their response.
             self._timer = self.loop.call_later(self.head_seconds, self.transport.abort)
 
     def _stop_timer(self) -> None:
-        self._head_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-def _protocol() -> type[asyncio.Protocol]:
-    """The protocol that requests are read by: the fast one, where it is installed."""
-    kind: Any = H11Protocol
-    if find_spec("httptools") is not None:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-        kind = HttpToolsProtocol
-    return type("Hurried", (_HeadTimeout, kind), {})
+def _refusal(status: str, *headers: str) -> bytes:
+    lines = (f"HTTP/1.1 {status}", "connection: close", "content-length: 0", *headers)
+    return "\r\n".join((*lines, "", "")).encode()
 
 
 # the address --------------------------------------------------------------------------------------
@@ -151,6 +176,7 @@ async def serve(
     redact: Sequence[str] = (),
     webhooks: Mapping[str, Any] | None = None,
     limits: Limits | None = None,
+    trusted_proxies: Iterable[str] = (),
     worker: bool = False,
     ready: Callable[[str, str | None], None] = lambda url, link: None,
     renewed: Callable[[str], None] = lambda link: None,
@@ -160,12 +186,15 @@ async def serve(
     renewed     is called with the next link when one was used: each signs in once
     host_names  further names that a server without tokens answers to
     redact      the names of fields whose values are not shown
+    trusted_proxies  the addresses of proxies whose forwarded headers name the client
     worker      also advance runs that are due, here
     """
     access = access_at(client, host, host_names=host_names)
     guard = asgi(client, access=access, redact=redact, webhooks=webhooks, limits=limits)
     bound = bind(host, port)
-    server = _Server(guard, http=_protocol(), timeout_graceful_shutdown=DRAIN_SECONDS)
+    server = _Server(
+        guard, http=Protocol, timeout_graceful_shutdown=DRAIN_SECONDS, forwarded_allow_ips=list(trusted_proxies)
+    )
     server.guard = guard
     at_work = client.worker() if worker else None
     if not worker:

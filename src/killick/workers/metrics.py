@@ -5,12 +5,13 @@ No metric is labelled by run: there are too many. Store metrics cover all proces
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Final
 
 from killick.engine.engine import Engine
 from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
@@ -25,6 +26,11 @@ MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 DUE_MAX: Final = 1_000
 """The maximum of due runs that are counted; there may be more."""
+
+HEAD_BYTES_MAX: Final = 16_384
+SCRAPES_MAX: Final = 32
+"""How many connections may be open; the oldest gives way to another one."""
+SCRAPE_SECONDS: Final = 10.0
 
 _QUICK: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _LONG: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 259_200.0, 604_800.0)
@@ -252,42 +258,63 @@ def _quoted(text: str) -> str:
 
 
 class MetricsServer:
-    """Serves the metrics at `/metrics` of its own address, from a thread, until it is closed."""
+    """Serves the metrics at `/metrics` of its own address, from one thread, until it is closed.
+
+    Reads of a request its head, within limits of bytes and seconds, and answers one request per connection.
+    """
 
     def __init__(self, engine: Engine, host: str, port: int) -> None:
         counting()
+        self._engine = engine
+        self._open: dict[asyncio.Task[None], None] = {}
+        self._loop = asyncio.new_event_loop()
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(lambda: prometheus_text(engine)))
+            listening = asyncio.start_server(self._answer, host, port, limit=HEAD_BYTES_MAX)
+            self._server = self._loop.run_until_complete(listening)
         except (OSError, OverflowError) as error:
+            self._loop.close()
             reason = getattr(error, "strerror", None) or str(error)
             raise AccessRefused(f"{host}:{port}", f"cannot be served on ({reason}); name another port") from None
-        self._server.daemon_threads = True
-        bound = self._server.server_address
+        bound = self._server.sockets[0].getsockname()
         self.url = f"http://{bound[0]!s}:{bound[1]}/metrics"
-        start_thread("killick-metrics", self._server.serve_forever)
+        self._thread = start_thread("killick-metrics", self._serve)
 
     def close(self) -> None:
         """Stops serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        self._server.close()
+        for each in self._open:
+            each.cancel()
+        self._loop.run_until_complete(asyncio.wait({*self._open, self._loop.create_task(asyncio.sleep(0))}))
+        self._loop.close()
 
-def _handler(text: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        """Handles requests to one address."""
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        while len(self._open) >= SCRAPES_MAX:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.cancel()
+        self._open[task] = None
+        try:
+            with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, TimeoutError):
+                async with asyncio.timeout(SCRAPE_SECONDS):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._response(head.split(b"\r\n", 1)[0]))
+                    writer.close()
+                    await writer.wait_closed()
+        finally:
+            self._open.pop(task, None)
+            writer.transport.abort()
 
-        timeout = 10  # a client that sends nothing keeps its thread no longer
-
-        def do_GET(self) -> None:
-            found = self.path.partition("?")[0] == "/metrics"
-            body = (text() if found else "there is only /metrics here\n").encode()
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", MEDIA if found else "text/plain; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Logs nothing: scrapes are too frequent."""
-
-    return Handler
+    def _response(self, line: bytes) -> bytes:
+        method, _, rest = line.partition(b" ")
+        found = method == b"GET" and rest.partition(b" ")[0].partition(b"?")[0] == b"/metrics"
+        body = (prometheus_text(self._engine) if found else "there is only GET /metrics here\n").encode()
+        status, media = ("200 OK", MEDIA) if found else ("404 Not Found", "text/plain; charset=utf-8")
+        head = f"HTTP/1.1 {status}\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        return head.encode() + body

@@ -31,9 +31,11 @@ from killick.definitions.agents import AGENTS
               help="Accept webhooks as events of this name; the variable has the secret. May be repeated.")  # fmt: skip
 @click.option("--host-name", "host_names", metavar="NAME", multiple=True,
               help="Another host name of this machine, for a server without tokens. May be repeated.")  # fmt: skip
+@click.option("--trusted-proxy", "trusted_proxies", metavar="ADDRESS", multiple=True,
+              help="Believe this proxy's X-Forwarded-For and X-Forwarded-Proto. May be repeated.")  # fmt: skip
 def serve_command(
     shell: Shell, target: str | None, host: str, port: int, worker: bool, redact: tuple[str, ...],
-    webhooks: tuple[str, ...], host_names: tuple[str, ...],
+    webhooks: tuple[str, ...], host_names: tuple[str, ...], trusted_proxies: tuple[str, ...],
 ) -> Exit:  # fmt: skip
     """Serve the dashboard and the HTTP API, until SIGTERM or Ctrl-C.
 
@@ -44,13 +46,14 @@ def serve_command(
       killick serve app.py --worker
       killick serve --host 0.0.0.0 --redact card_number
     """
-    shell.refuse_without("the dashboard", "web", "jinja2", "starlette", "uvicorn")
+    shell.refuse_without("the dashboard", "web", "httptools", "jinja2", "starlette", "uvicorn")
     shell.load_app(target)
     if worker and not AGENTS.names():
         raise CommandFailed("no agents are declared here for a worker; name the app: `killick serve app.py --worker`")
     client = shell.creating() if target or shell.app else shell.client
     hidden = redact or tuple(shell.settings.get("redact", ()))
     options: dict[str, Any] = {"host": host, "port": port, "worker": worker, "redact": hidden, "host_names": host_names}
+    options["trusted_proxies"] = trusted_proxies
     options["webhooks"] = dict(map(_secret, webhooks))
     from killick.web import server  # starlette and jinja2 are an extra
 

@@ -17,7 +17,7 @@ from starlette.routing import Route as StarletteRoute
 from killick.logger import get_logger
 from killick.web.addresses import address
 from killick.web.auth.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
-from killick.web.middleware import Buckets
+from killick.web.middleware import Buckets, client_address
 from killick.web.problems import Problem
 from killick.web.render import problem_page, render
 
@@ -79,18 +79,18 @@ class _SigningIn:
         wanted = _ours(request, form.get("next"))
         admitted = await run_in_threadpool(self.access.admit, form.get("token", "").strip())
         if admitted is None:
-            logger.warning("a wrong token was given from %s", _address(request))
+            logger.warning("a wrong token was given from %s", client_address(request.scope))
             return self._form(request, wanted, wrong=True)
         return self._admitted(request, wanted, admitted)
 
     def _refuse_often(self, request: Request) -> None:
-        wait = self._failures.wait_seconds(_address(request))
+        wait = self._failures.wait_seconds(client_address(request.scope))
         if wait:
             reason = f"too many wrong tokens from here; wait {wait:.0f} s"
             raise Problem(429, reason, code="too_many_requests", headers={"Retry-After": str(int(wait) + 1)})
 
     def _admitted(self, request: Request, wanted: str, admitted: Admitted) -> Response:
-        self._failures.forgive(_address(request))
+        self._failures.forgive(client_address(request.scope))
         request.state.killick_person = admitted.person
         response = RedirectResponse(wanted, 303)
         set_cookie(request, response, SESSION, self.access.session(admitted.id), seconds=SESSION_SECONDS)
@@ -119,10 +119,6 @@ class _SigningIn:
         if not isinstance(self.access, OwnerAccess) or self.access.has_tokens:
             return None
         return self.access.key.place.name if self.access.key.place is not None else "its key"
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 async def _fields(request: Request) -> dict[str, str]:
