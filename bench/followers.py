@@ -241,7 +241,7 @@ async def _serve(url: str) -> None:
         limits = Limits(rate=100_000, burst=100_000)
         texts = [issue(kd.runtime.engine, f"person-{number}", "operator")[1] for number in range(PEOPLE)]
 
-        def ready(at: str, link: str | None) -> None:
+        def ready(at: str, pages: str, link: str | None) -> None:
             print(at, *texts, flush=True)
 
         serving = asyncio.ensure_future(serve(kd, port=0, limits=limits, ready=ready))

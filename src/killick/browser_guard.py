@@ -22,6 +22,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def host_of(headers: Mapping[str, str]) -> str:
+    """Returns the name that a request was sent to, without the port. `headers` have lower-case names."""
+    return re.sub(r":\d*$", "", headers.get("host", "").lower())
+
+
 class Refusal(NamedTuple):
     """Why a request is refused: the HTTP status, a code for programs, and a text."""
 
@@ -32,7 +37,7 @@ class Refusal(NamedTuple):
 
 def refusal(headers: Mapping[str, str], names: Collection[str]) -> Refusal | None:
     """Returns why a request may come from another site's page; None if it does not. `headers` have lower-case names."""
-    host = re.sub(r":\d*$", "", headers.get("host", "").lower())
+    host = host_of(headers)
     if host not in names:
         detail = f"{host[:100] or 'no name'}: not a name of this machine; serve with --host-name if it is one"
         return Refusal(421, "host_unknown", detail)

@@ -478,6 +478,34 @@ def test_the_owner_signs_in_by_the_link_once_and_by_the_key_of_the_store(kd: Cli
             page.wait_for_url("**/runs/claim-18")
 
 
+def test_a_session_stays_at_the_host_name_of_its_store(kd: Client, watch: Watch) -> None:
+    access = OwnerAccess(kd)
+    with serving(asgi(kd, access=access)) as server, serving(_echo) as other:
+        pages = f"http://{access.use_page_host()}:{server.rpartition(':')[2]}"
+        with watch(pages) as window:
+            page = window.goto(str(access.link("/")))
+            expect(page.locator("header .who")).to_be_visible()
+            assert {cookie["domain"] for cookie in window.context.cookies()} == {access.page_host}
+            page.goto(f"{pages}/runs/claim-18")
+            expect(page.locator("header .who")).to_be_visible()
+            for host in ("127.0.0.1", "localhost"):
+                window.server = f"http://{host}:{other.rpartition(':')[2]}"
+                page.goto(window.server)
+                assert page.locator("body").inner_text() == "no cookie"
+            window.expected |= {401, 421}
+            window.server = server
+            page.goto(f"{server}/runs")
+            expect(page.get_by_role("main")).to_contain_text("open the address for browsers")
+
+
+async def _echo(scope: Any, receive: Any, send: Any) -> None:
+    """Another server of this machine, which says which cookies it is sent."""
+    if scope["type"] == "http":
+        cookie = dict(scope["headers"]).get(b"cookie", b"no cookie")
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/html")]})
+        await send({"type": "http.response.body", "body": b"<link rel=icon href=data:,>" + cookie})
+
+
 _FORGED = """async () => (await fetch("/api/v1/runs/claim-18/pause", {
   method: "POST", body: "{}",
   headers: {

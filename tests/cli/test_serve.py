@@ -33,7 +33,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     async def stand_in(client: killick.Client, **options: Any) -> None:
         await asyncio.sleep(0)
         told.update(options)
-        options["ready"]("http://127.0.0.1:8300/", LINK)
+        options["ready"]("http://127.0.0.1:8300/", "http://k-1.localhost:8300/", LINK)
 
     monkeypatch.setattr(server, "serve", stand_in)
     return told

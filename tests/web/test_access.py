@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import http.server
 import re
+import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -19,17 +25,22 @@ from starlette.testclient import TestClient
 
 import killick
 from killick.errors import AccessRefused
+from killick.http_server import HttpServer, bind, url_of
 from killick.model.events import to_text
 from killick.store import MemoryStore
+from killick.web import server
 from killick.web.app import ROUTES, asgi
 from killick.web.auth import server_keys
-from killick.web.auth.access import CSRF, SESSION, SESSION_SECONDS, Identified, OwnerAccess, TokenAccess
+from killick.web.auth.access import SESSION_SECONDS, Identified, OwnerAccess, TokenAccess
 from killick.web.middleware import CSP
 from killick.web.routes import Route
 from killick.workers.tokens import Person, issue, revoke
+from web.cookies import browser_with_jar
 from web.desk import ask, begun
 
 SCOPES: Final = ("viewer", "operator", "admin")
+CSRF: Final = "killick_csrf_"
+SESSION: Final = "killick_session_"
 NOBODY: Final = ("none", "wrong", "revoked", "expired")
 WRITES: Final = [route for route in ROUTES if route.writes and route.scope is not None]
 
@@ -52,7 +63,7 @@ def kd(clock: killick.clock.ManualClock) -> Iterator[killick.Client]:
 @pytest.fixture
 def cards(kd: killick.Client, clock: killick.clock.ManualClock) -> dict[str, str | None]:
     """What somebody may come with, by what it is."""
-    found: dict[str, str | None] = {scope: issue(kd.runtime.engine, scope, scope)[1] for scope in SCOPES}  # type: ignore[arg-type]
+    found: dict[str, str | None] = {scope: issue(kd.runtime.engine, scope, scope)[1] for scope in SCOPES}
     found["revoked"] = issue(kd.runtime.engine, "gone", "admin")[1]
     revoke(kd.runtime.engine, "gone")
     found["expired"] = issue(kd.runtime.engine, "late", "admin", expires_seconds=1)[1]
@@ -144,6 +155,10 @@ def proof_in(page: str) -> str:
     return found[1]
 
 
+def sessions_of(web: TestClient) -> dict[str, str]:
+    return {name: value for name, value in web.cookies.items() if name.startswith(SESSION)}
+
+
 def sign_in(web: TestClient, token: str | None, **more: str) -> Any:
     proof = proof_in(web.get("/login").text)
     return post(web, "/login", {"csrf": proof, "token": token or "", **more})
@@ -199,19 +214,20 @@ def test_a_session_ends_after_its_time(
     web: TestClient, clock: killick.clock.ManualClock, cards: dict[str, Any]
 ) -> None:
     signed_in(web, cards["viewer"])
-    kept = web.cookies[SESSION]
+    [(name, kept)] = sessions_of(web).items()
     clock.advance(SESSION_SECONDS - 60)
     assert web.get("/health", follow_redirects=False).status_code == 200
     clock.advance(61)
-    web.cookies.set(SESSION, kept, domain="localhost.local", path="/")
-    assert web.get("/health", headers={"Cookie": f"{SESSION}={kept}"}, follow_redirects=False).status_code == 303
+    web.cookies.set(name, kept, domain="localhost.local", path="/")
+    assert web.get("/health", headers={"Cookie": f"{name}={kept}"}, follow_redirects=False).status_code == 303
 
 
 def test_a_session_that_somebody_changed_opens_nothing(
     web: TestClient, kd: killick.Client, cards: dict[str, Any]
 ) -> None:
     signed_in(web, cards["viewer"])
-    version, _, until, signature = web.cookies[SESSION].strip('"').split(".")
+    [(name, session)] = sessions_of(web).items()
+    version, _, until, signature = session.strip('"').split(".")
     admin = issue(kd.runtime.engine, "eve", "admin")[0].id
     web.cookies.clear()
     later = str(int(until) + 1)
@@ -219,7 +235,7 @@ def test_a_session_that_somebody_changed_opens_nothing(
         f"{version}.{admin}.{until}.{signature}", f"{version}.{admin}.{later}.{signature}", f"..{signature}", "x", "",
         f"{version}.{admin}.{until}.", "1.1.1.1.1",
     ):  # fmt: skip
-        answer = web.get("/health", headers={"Cookie": f"{SESSION}={forged}"}, follow_redirects=False)
+        answer = web.get("/health", headers={"Cookie": f"{name}={forged}"}, follow_redirects=False)
         assert answer.status_code == 303, forged
 
 
@@ -253,7 +269,7 @@ def test_signing_in_takes_a_form_of_ours(web: TestClient, cards: dict[str, Any])
     assert post(web, "/login", {"token": token}).status_code == 403
     assert post(web, "/login", {"token": token, "csrf": proof}, Origin="http://evil.example").status_code == 403
     assert web.post("/login", json={"token": token, "csrf": proof}).status_code == 415
-    assert SESSION not in web.cookies
+    assert not sessions_of(web)
 
 
 def test_a_wrong_token_is_told_as_wrong_logged_without_it_and_not_tried_for_ever(
@@ -313,7 +329,11 @@ local = Local
 def test_without_tokens_a_process_of_this_machine_gets_nothing(kd: killick.Client, route: Route) -> None:
     app = asgi(kd, access=OwnerAccess(kd))
     path = "/api/v1" + re.sub(r"{[^}]+}", "x", route.path)
-    for headers in ({}, {"authorization": "Bearer " + "A" * 43}, {"cookie": f"{SESSION}=1.owner.99999999999.x"}):
+    for headers in (
+        {},
+        {"authorization": "Bearer " + "A" * 43},
+        {"cookie": f"{TokenAccess(kd).session_cookie}=1.owner.99999999999.x"},
+    ):
         status, _, body = asyncio.run(begun(app, route.method, path, headers))
         assert status == 401, body
         assert b"open the link that `killick serve` printed last" in body
@@ -392,6 +412,111 @@ def test_an_app_without_identify_and_without_tokens_lets_nobody_in(kd: killick.C
         assert web.get("/login?key=").status_code == 200
 
 
+# cookies know no ports ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def served(kd: killick.Client) -> Iterator[Served]:
+    """A server as `killick serve` makes it on loopback, in a thread."""
+    access = server.access_at(kd, "127.0.0.1")
+    assert isinstance(access, OwnerAccess)
+    bound, it = bind("127.0.0.1", 0), HttpServer(asgi(kd, access=access), http=server.Protocol, lifespan="off")
+    thread = threading.Thread(target=lambda: asyncio.run(it.serve([bound])))
+    thread.start()
+    try:
+        while not it.started:
+            time.sleep(0.005)
+        pages = f"http://{access.use_page_host()}:{bound.getsockname()[1]}/"
+        yield Served(f"{url_of(bound)}/", pages, access.link(pages), access)
+    finally:
+        it.stop()
+        thread.join()
+
+
+class Served(NamedTuple):
+    url: str
+    pages: str
+    link: str | None
+    access: OwnerAccess
+
+
+def status_of(browser: urllib.request.OpenerDirector, url: str | urllib.request.Request) -> int:
+    try:
+        with browser.open(url, timeout=300) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[tuple[int, list[str | None]]]:
+    """Another server of this machine; yields its port, and the cookies that it is sent."""
+    sent: list[str | None] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sent.append(self.headers.get("cookie"))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        yield other.server_port, sent
+        other.shutdown()
+        thread.join()
+
+
+def test_a_session_reaches_no_other_server_of_this_machine(kd: killick.Client) -> None:
+    with served(kd) as it, listening() as (port, sent):
+        browser = browser_with_jar()
+        assert it.link is not None
+        assert status_of(browser, it.link) == 200
+        assert status_of(browser, f"{it.pages}api/v1/runs") == 200
+        for host in ("127.0.0.1", "localhost", "app.localhost"):
+            assert status_of(browser, f"http://{host}:{port}/") == 200
+            assert status_of(browser, f"http://{host}:{port}/{it.url.rpartition(':')[2]}") == 200
+        assert set(sent) == {None}
+
+
+def test_where_cookies_are_shared_no_browser_signs_in_and_the_name_of_the_store_is_not_told(kd: killick.Client) -> None:
+    with served(kd) as it:
+        name = it.pages.partition("//")[2].partition(":")[0]
+        session = f"{it.access.session_cookie}={it.access.session('owner')}"
+        for path in ("", "login", "runs", "login?key=x", "api/v1/health"):
+            for host in ("127.0.0.1", "localhost", "[::1]"):
+                request = urllib.request.Request(it.url + path, headers={"Host": host, "Cookie": session})
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    browser_with_jar().open(request, timeout=300)
+                with refused.value as answer:
+                    assert answer.code in (401, 421)
+                    assert "set-cookie" not in answer.headers
+                    assert name not in answer.read().decode() + str(answer.headers)
+        known = urllib.request.Request(it.url, headers={"Host": name, "Cookie": session})
+        assert status_of(browser_with_jar(), known) == 200
+        evil = urllib.request.Request(it.url, headers={"Host": "evil.localhost", "Cookie": session})
+        assert status_of(browser_with_jar(), evil) == 421
+        token = urllib.request.Request(
+            f"{it.url}api/v1/health", headers={"Authorization": f"Bearer {it.access.key.text}"}
+        )
+        assert status_of(browser_with_jar(), token) == 200
+
+
+def test_two_dashboards_do_not_sign_each_other_out(kd: killick.Client) -> None:
+    with killick.Client(MemoryStore(), behind=False) as other, served(kd) as one, served(other) as two:
+        browser = browser_with_jar()
+        assert one.link is not None
+        assert two.link is not None
+        for link in (one.link, two.link):
+            assert status_of(browser, link) == 200
+        for it in (one, two):
+            assert status_of(browser, f"{it.pages}api/v1/runs") == 200
+    assert OwnerAccess(kd).session_cookie != OwnerAccess(other).session_cookie, "also on one host name"
+
+
 # keys of the server -------------------------------------------------------------------------------
 
 
@@ -407,9 +532,12 @@ def test_nothing_in_the_store_signs_a_session(tmp_path: Path) -> None:
         session, owner = (tmp_path / f"killick.db-{name}-key" for name in ("session", "owner"))
         found = (kd.runtime.store.secret_key, kd.runtime.store.id.encode(), b"")
         for each in (*found, *(to_text(key).encode() for key in found)):
-            assert web.get("/api/v1/health", headers={"Cookie": f"{SESSION}={forged(each)}"}).status_code == 401
+            assert (
+                web.get("/api/v1/health", headers={"Cookie": f"{web.access.session_cookie}={forged(each)}"}).status_code
+                == 401
+            )
         known = forged(session.read_bytes())
-        assert web.get("/api/v1/health", headers={"Cookie": f"{SESSION}={known}"}).status_code == 200
+        assert web.get("/api/v1/health", headers={"Cookie": f"{web.access.session_cookie}={known}"}).status_code == 200
         assert [oct(path.stat().st_mode & 0o777) for path in (session, owner)] == ["0o600", "0o600"]
         held = b"".join(path.read_bytes() for path in tmp_path.glob("killick.db*") if path not in (session, owner))
         assert session.read_bytes() not in held
@@ -527,7 +655,7 @@ def test_mounted_everything_is_below_the_mount_and_the_apps_own_people_get_in(kd
         page = web.get("/ops/killick/health", headers={"x-user": "ann"})
         assert page.status_code == 200
         assert 'href="/ops/killick/static/' in page.text
-        assert f"{CSRF}=" in page.headers["set-cookie"]
+        assert CSRF in page.headers["set-cookie"]
         assert "Path=/ops/killick" in page.headers["set-cookie"]
         assert web.get("/ops/killick/health").status_code == 401, "there is no page of ours to sign in at"
         assert web.get("/ops/killick/login", headers={"x-user": "ann"}).status_code == 404

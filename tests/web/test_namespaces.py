@@ -21,7 +21,7 @@ from killick.errors import RunUnknown, StoreUnavailable
 from killick.store import namespaces, open_store
 from killick.store.limits import TokenBucket
 from killick.web.app import ROUTES, asgi
-from killick.web.auth.access import SESSION, OwnerAccess
+from killick.web.auth.access import OwnerAccess
 from killick.web.routes import Route
 from killick.workers.tokens import issue
 from web.desk import ask, asks, book
@@ -176,7 +176,7 @@ def test_a_session_of_one_is_none_of_the_other_though_the_servers_share_their_se
         urls = [servers.postgres_store() for _ in NAMES]
         clients = [opened.enter_context(killick.open(url)) for url in urls]
         access = [OwnerAccess(each) for each in clients]
-        cookie = {"Cookie": f"{SESSION}={access[0].session('owner')}"}
+        cookie = {"Cookie": f"{access[0].session_cookie}={access[0].session('owner')}"}
         answers = [
             TestClient(asgi(client, access=each), base_url="http://localhost").get("/api/v1/health", headers=cookie)
             for client, each in zip(clients, access, strict=True)

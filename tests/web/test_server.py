@@ -31,6 +31,7 @@ from killick.web.app import asgi
 from killick.web.auth.access import OwnerAccess, TokenAccess
 from killick.web.middleware import Guard, Limits
 from killick.workers.tokens import issue, revoke
+from web.cookies import browser_with_jar
 
 SECONDS_MAX: Final = 300.0
 APP: Final = """
@@ -129,13 +130,14 @@ def test_the_link_that_is_printed_signs_in_once_and_the_next_one_is_printed(fold
     with serving(folder) as it:
         assert it.get("/api/v1/health")[0] == 401
         printed = it.line("sign in, once, by ")
-        path = printed.partition(it.url)[2].strip()
-        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-        with browser.open(it.url + path, timeout=SECONDS_MAX) as page:
+        link = printed.partition("by ")[2].strip()
+        browser = browser_with_jar()
+        with browser.open(link, timeout=SECONDS_MAX) as page:
             assert page.status == 200
-        with browser.open(f"{it.url}api/v1/health", timeout=SECONDS_MAX) as answer:
+        with browser.open(f"{link.partition('login')[0]}api/v1/health", timeout=SECONDS_MAX) as answer:
             assert answer.status == 200
-        assert it.get(path)[0] == 401
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            browser_with_jar().open(link, timeout=SECONDS_MAX)
         assert "the next browser signs in by" in it.line("signed in; ")
 
 
@@ -549,13 +551,14 @@ def test_a_client_cannot_name_its_own_address_unless_the_operator_trusts_its_pro
     def statuses(*options: str) -> set[int]:
         """The answers to wrong tokens, each from an address of its own, says a header."""
         with serving(folder, *options) as it:
-            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-            with browser.open(f"{it.url}login") as page:
+            login = it.line("browsers sign in at").partition("at ")[2].strip() + "login"
+            browser = browser_with_jar()
+            with browser.open(login) as page:
                 csrf = re.search(r'name="csrf" value="([^"]+)"', page.read().decode())
             assert csrf is not None
             form, found = f"token=wrong&csrf={csrf[1]}".encode(), set()
             for number in range(40):
-                request = urllib.request.Request(f"{it.url}login", form, {"X-Forwarded-For": f"10.0.0.{number}"})
+                request = urllib.request.Request(login, form, {"X-Forwarded-For": f"10.0.0.{number}"})
                 with pytest.raises(urllib.error.HTTPError) as refused:
                     browser.open(request)
                 refused.value.close()

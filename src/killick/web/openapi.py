@@ -67,8 +67,8 @@ _SECURITY: Final[dict[str, Any]] = {
     "session": {
         "type": "apiKey",
         "in": "cookie",
-        "name": "killick_session",
-        "description": "What the login page gives a browser. Writes also need the header `X-Killick-CSRF`.",
+        "name": "killick_session_ID",
+        "description": "What the login page gives a browser. Each store has its `ID`. Writes need `X-Killick-CSRF`.",
     },
 }
 

@@ -178,11 +178,12 @@ async def serve(
     limits: Limits | None = None,
     trusted_proxies: Iterable[str] = (),
     worker: bool = False,
-    ready: Callable[[str, str | None], None] = lambda url, link: None,
+    ready: Callable[[str, str, str | None], None] = lambda url, pages, link: None,
     renewed: Callable[[str], None] = lambda link: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` is called with the URL and the sign-in link once it accepts requests.
+    """Serve until SIGTERM or SIGINT; `ready` is called once it accepts requests.
 
+    ready       takes the URL, that for browsers, and the sign-in link, if there is one
     renewed     is called with the next link when one was used: each signs in once
     host_names  further names that a server without tokens answers to
     redact      the names of fields whose values are not shown
@@ -206,13 +207,15 @@ async def serve(
         server.stop()
 
     stop_on_signals(request_stop)
-    url = f"{url_of(bound)}/"
+    url = pages = f"{url_of(bound)}/"
+    if is_loopback(host):
+        pages = f"http://{access.use_page_host()}:{bound.getsockname()[1]}/"
 
     if isinstance(access, OwnerAccess):
-        access.on_link_used = lambda: renewed(access.link(url) or url)
+        access.on_link_used = lambda: renewed(access.link(pages) or pages)
 
     def announce() -> None:
-        ready(url, access.link(url))
+        ready(url, pages, access.link(pages))
         asyncio.get_running_loop().run_in_executor(None, compile_templates)
 
     with bound, _stopping_without(client, server):

@@ -73,14 +73,18 @@ def _secret(text: str) -> tuple[str, str]:
     return name, f"env:{variable}"
 
 
-def _ready(shell: Shell, url: str, link: str | None, *, alone: bool, named: Iterable[str]) -> None:
+def _ready(shell: Shell, url: str, pages: str, link: str | None, *, alone: bool, named: Iterable[str]) -> None:
     hooks = {name: f"{url}api/v1/hooks/{quote(name)}" for name in named}
-    shell.emit_line({"what": "serving", "url": url, "store": shell.place, "link": link, "webhooks": hooks})
+    shell.emit_line(
+        {"what": "serving", "url": url, "pages": pages, "store": shell.place, "link": link, "webhooks": hooks}
+    )
     shell.print(f"serving {shell.place} at {url}")
     for name, place in hooks.items():
         shell.print(f"webhooks of {name} at {place}")
     if link is not None:
         shell.print(f"sign in, once, by {link}")
+    elif pages != url:
+        shell.print(f"browsers sign in at {pages}")
     if not alone:
         shell.note("other machines can reach this address, without encryption; put a proxy with TLS in front of it")
 

@@ -2,6 +2,9 @@
 
 And whether it was them: a write that a browser sends for another site is refused, in the same way however the caller
 is known. The keys are in `server_keys`.
+
+Cookies know no ports: one of 127.0.0.1 is sent to every server of the machine. `killick serve` therefore gives browsers
+a host name of its store, which only its owner is shown, and sets and takes no cookie at 127.0.0.1 or localhost.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
-from killick.browser_guard import LOCAL_NAMES, refusal
+from killick.browser_guard import LOCAL_NAMES, host_of, is_loopback, refusal
 from killick.errors import AccessRefused
 from killick.model.events import to_text
 from killick.web.auth.server_keys import kept_key, session_key
@@ -31,8 +34,6 @@ from killick.workers.tokens import TOKENS, Person, Token, Tokens, checked
 if TYPE_CHECKING:
     from killick.client.client import Client
 
-SESSION: Final = "killick_session"
-CSRF: Final = "killick_csrf"
 CSRF_HEADER: Final = "x-killick-csrf"
 SESSION_SECONDS: Final = 12 * 3_600
 
@@ -69,6 +70,12 @@ class Access:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._csrf_key = derived(client, "csrf")
+        names = derived(client, "names").hex()
+        self.csrf_cookie, self.session_cookie = f"killick_csrf_{names[:8]}", f"killick_session_{names[:8]}"
+        """Named by the store: browsers send the cookies of one dashboard to another on the same host."""
+        self._own_host = f"k-{names[8:28]}.localhost"
+        self.page_host: str | None = None
+        """The host name for browsers, which they resolve to loopback; None: those of the app that serves."""
 
     login: str | None = None
     """The page where people sign in, if there is one."""
@@ -93,11 +100,11 @@ class Access:
         return self._proof(request, cookie)
 
     def _cookie(self, request: Request) -> str | None:
-        cookie = request.cookies.get(CSRF, "")
+        cookie = request.cookies.get(self.csrf_cookie, "")
         return cookie if _COOKIE.fullmatch(cookie) else None
 
     def _proof(self, request: Request, cookie: str) -> str:
-        bound = f"{cookie}\0{request.cookies.get(SESSION, '')}"
+        bound = f"{cookie}\0{request.cookies.get(self.session_cookie, '')}"
         return to_text(hmac.digest(self._csrf_key, bound.encode(), sha256))
 
     def refuse_forged(self, request: Request, given: str | None = None) -> None:
@@ -124,8 +131,17 @@ class Access:
 
     def set_cookies(self, request: Request, response: Response) -> None:
         """Give a browser that has none the cookie that its writes are checked against."""
-        if (fresh := request.scope.get(_FRESH)) is not None:
-            set_cookie(request, response, CSRF, fresh)
+        if (fresh := request.scope.get(_FRESH)) is not None and not self.is_shared(request):
+            set_cookie(request, response, self.csrf_cookie, fresh)
+
+    def use_page_host(self) -> str:
+        """Sets and takes cookies at a host name of the store, and no longer at the names of every server here."""
+        self.page_host = self._own_host
+        return self.page_host
+
+    def is_shared(self, request: Request) -> bool:
+        """Whether a cookie that is set here would reach other servers of this machine."""
+        return self.page_host is not None and is_loopback(host_of(request.headers).strip("[]"))
 
 
 def set_cookie(request: Request, response: Response, name: str, value: str, *, seconds: int | None = None) -> None:
@@ -167,7 +183,7 @@ class TokenAccess(Access):
         if given is not None:
             token = checked(tokens, given, now)
         else:
-            token = tokens.get(self._session(request.cookies.get(SESSION, ""), now) or "")
+            token = tokens.get(self._of_session(request) or "")
         return token.person if token is not None and token.holds(now) else None
 
     def link(self, url: str) -> str | None:
@@ -186,6 +202,10 @@ class TokenAccess(Access):
         until = self.client.runtime.clock.now_us() // 1_000_000 + SESSION_SECONDS
         payload = f"1.{id}.{until}"
         return f"{payload}.{self._signed(payload)}"
+
+    def _of_session(self, request: Request) -> str | None:
+        cookie = "" if self.is_shared(request) else request.cookies.get(self.session_cookie, "")
+        return self._session(cookie, self.client.runtime.clock.now_us())
 
     def _session(self, cookie: str, now_us: int) -> str | None:
         """The id of the token that a session was opened with, while it lasts."""
@@ -233,6 +253,10 @@ class OwnerAccess(TokenAccess):
     def link(self, url: str) -> str | None:
         return None if self.has_tokens else f"{url}login?key={self._link_key}"
 
+    def use_page_host(self) -> str:
+        self._names |= {self._own_host}
+        return super().use_page_host()
+
     def redeem(self, key: str) -> Admitted | None:
         """Who comes by a link with this key. The first use of a key ends it, and makes another."""
         with self._mutex:
@@ -255,7 +279,7 @@ class OwnerAccess(TokenAccess):
         if given is not None:
             known = _same(given, self.key.text)
         else:
-            known = self._session(request.cookies.get(SESSION, ""), self.client.runtime.clock.now_us()) == OWNER
+            known = self._of_session(request) == OWNER
         return self._person if known else None
 
     def refuse_stranger(self, request: Request) -> None:

@@ -16,7 +16,7 @@ from starlette.routing import Route as StarletteRoute
 
 from killick.logger import get_logger
 from killick.web.addresses import address
-from killick.web.auth.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
+from killick.web.auth.access import SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
 from killick.web.middleware import Buckets, client_address
 from killick.web.problems import Problem
 from killick.web.render import problem_page, render
@@ -53,6 +53,7 @@ class _SigningIn:
         """The form. A signed-in person is redirected, and so is one with a valid sign-in link."""
         wanted = _ours(request, request.query_params.get("next"))
         try:
+            self._refuse_shared(request)
             known = await self.access.identify(request)
             key = request.query_params.get("key") if request.method == "GET" else None  # a HEAD uses no link up
             if known is None and key is not None and isinstance(self.access, OwnerAccess):
@@ -69,6 +70,7 @@ class _SigningIn:
     async def given(self, request: Request) -> Response:
         """A token: right, and there is a session; wrong, and the form says so."""
         try:
+            self._refuse_shared(request)
             form = await _fields(request)
             self.access.refuse_forged(request, form.get("csrf", ""))
             if isinstance(self.access, OwnerAccess) and not self.access.has_tokens:
@@ -83,6 +85,12 @@ class _SigningIn:
             return self._form(request, wanted, wrong=True)
         return self._admitted(request, wanted, admitted)
 
+    def _refuse_shared(self, request: Request) -> None:
+        if self.access.is_shared(request):
+            reason = "at this address a session would reach every server of this machine"
+            way = "open the address for browsers that `killick serve` printed"
+            raise Problem(421, f"{reason}; {way}", code="host_shared")
+
     def _refuse_often(self, request: Request) -> None:
         wait = self._failures.wait_seconds(client_address(request.scope))
         if wait:
@@ -93,7 +101,9 @@ class _SigningIn:
         self._failures.forgive(client_address(request.scope))
         request.state.killick_person = admitted.person
         response = RedirectResponse(wanted, 303)
-        set_cookie(request, response, SESSION, self.access.session(admitted.id), seconds=SESSION_SECONDS)
+        set_cookie(
+            request, response, self.access.session_cookie, self.access.session(admitted.id), seconds=SESSION_SECONDS
+        )
         return response
 
     async def left(self, request: Request) -> Response:
@@ -104,7 +114,7 @@ class _SigningIn:
         except Problem as problem:
             return problem_page(self.context, request, problem)
         response = RedirectResponse(address(request, "/login"), 303)
-        set_cookie(request, response, SESSION, "", seconds=0)
+        set_cookie(request, response, self.access.session_cookie, "", seconds=0)
         return response
 
     def _form(self, request: Request, wanted: str, *, wrong: bool = False) -> Response:
