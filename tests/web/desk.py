@@ -183,11 +183,14 @@ def desk(folder: Path, **options: Any) -> Iterator[Desk]:
             yield made
 
 
-async def begun(app: Guard, method: str, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+async def begun(
+    app: Guard, method: str, path: str, headers: dict[str, str], body: bytes = b"{}"
+) -> tuple[int, dict[str, str], bytes]:
     """How a response begins. A stream is left as soon as it has: it has no end."""
     sent: list[Any] = []
     began = asyncio.Event()
-    bodies = [{"type": "http.request", "body": b"{}" if method != "GET" else b"", "more_body": False}]
+    bodies = [{"type": "http.request", "body": body if method != "GET" else b"", "more_body": False}]
+    path, _, query = path.partition("?")
 
     async def receive() -> Any:
         if not bodies:
@@ -201,7 +204,7 @@ async def begun(app: Guard, method: str, path: str, headers: dict[str, str]) -> 
 
     given = {"host": "localhost", "content-type": "application/json", "accept": "*/*", **headers}
     scope = {
-        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in given.items()], "client": ("127.0.0.1", 9),
         "server": ("localhost", 80), "scheme": "http", "root_path": "", "http_version": "1.1",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

@@ -144,7 +144,8 @@ Scope = Literal["viewer", "operator", "admin"]
 
 
 class TokenIssued(Event, frozen=True, tag="token.issued"):
-    """A token grants its scope on the server until `expires_at`. `hash` is of its secret, which is not stored."""
+    """A token grants its scope on the server until `expires_at`, on runs of these agents (none: of all) with all of
+    these tags. `hash` is of its secret, which is not stored."""
 
     id: str
     name: str
@@ -152,6 +153,8 @@ class TokenIssued(Event, frozen=True, tag="token.issued"):
     hash: Digest
     expires_at: int | None = None
     by: str | None = None
+    agents: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 class TokenRevoked(Event, frozen=True, tag="token.revoked"):

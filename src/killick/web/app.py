@@ -100,7 +100,7 @@ def asgi(
         # More threads would only wait for each other: documents are made by Python, one at a time.
         current_default_thread_limiter().total_tokens = THREADS
         yield
-        await context.hub.close()
+        await context.close()
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -13,6 +13,8 @@ from killick.history.listing import Listing
 from killick.model.chunks import unpack
 from killick.model.codec import plain
 from killick.presenting.needs import Questions
+from killick.store.grants import granted
+from killick.store.records import Grant
 from killick.web.auth.access import Access
 from killick.web.hub import Hub
 from killick.web.redaction import Redaction
@@ -41,6 +43,9 @@ class AppContext:
         webhooks: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
+        self.whole = self
+        """The context of callers who reach the whole store."""
+        self._granted: dict[Grant, AppContext] = {}
         client.runtime.log.keep_folds(FOLDS_KEPT)
         self.access = access
         self.mask = Redaction(client) if mask is None else mask
@@ -51,6 +56,32 @@ class AppContext:
         self.listing = Listing(self.log, whole=True)
         self.tallies = Tallies(self.log, client.runtime.clock)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def of(self, grant: Grant | None) -> AppContext:
+        """The context of callers with a grant: everything of it reads and writes through a store of their runs."""
+        if grant is None:
+            return self
+        if (known := self._granted.get(grant)) is None:
+            whole = self.client.runtime
+            client = type(self.client)(
+                granted(whole.store, grant),
+                clock=whole.clock,
+                ids=whole.ids,
+                roles=whole.engine.roles,
+                build=whole.engine.build,
+                behind=False,
+            )
+            known = AppContext(client, access=self.access, mask=self.mask, webhooks=self.webhooks)
+            known.whole = self
+            self._granted[grant] = known
+        return known
+
+    async def close(self) -> None:
+        """End every stream."""
+        await self.hub.close()
+        for context in self._granted.values():
+            await context.close()
+            context.client.close()
 
     def _seen(self, run: str, value: Any) -> Any:
         """A value of a run with all hidden that is to be."""

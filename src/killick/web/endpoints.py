@@ -130,7 +130,7 @@ class _Endpoint:
             if route.takes is not Nothing:
                 body = _body(route.takes, request, await request.body())
             key = _key(request)
-        return Call(self.context, request, person, asked, body, key)
+        return Call(self.context.of(person.grant), request, person, asked, body, key)
 
     async def _carried_out(self, call: Call[Any, Any]) -> Response:
         return await self._finished(call, self._sent)
@@ -170,6 +170,9 @@ class _Endpoint:
         if not person.may(route.scope):
             reason = f"{person.name} is {_a(person.scope)}, and this takes {_a(route.scope)}"
             raise Problem(403, reason, code="scope_too_small")
+        if route.whole and person.grant is not None:
+            reason = f"{person.name} reaches {person.grant} alone, and this is of the whole store"
+            raise Problem(403, reason, code="grant_too_small")
         if route.writes:
             access.refuse_forged(request)
         return person
@@ -190,8 +193,8 @@ class _Endpoint:
         query = call.request.url.query
         twin = address(call.request, API + self.route.path, **given) + (f"?{query}" if query else "")
         return render(
-            self.context, call.request, str(self.route.page), person=call.person, doc=doc, asked=call.asked,
-            now=timestamp(call.now_us), twin=twin, questions=self.context.questions.badge, problem=problem,
+            call.context, call.request, str(self.route.page), person=call.person, doc=doc, asked=call.asked,
+            now=timestamp(call.now_us), twin=twin, questions=call.context.questions.badge, problem=problem,
             status=200 if problem is None else problem.status,
         )  # fmt: skip
 

@@ -83,11 +83,12 @@ class IdempotencyKeys:
 
     async def around(self, call: Call[Any, Any], route: Route, carry_out: CarryOut) -> Response:
         """Carry a write out, unless its key says that it was."""
-        named, digest = _named(call), sha256(b"%s\0%s" % (call.written, await call.request.body())).hexdigest()
+        named, digest = _named(call), sha256(b"%s\0%s" % (call.written, await call.request.body()))
+        digest.update(str(call.person.grant or "").encode())
         while (other := self._at_work.get(named)) is not None:
             await asyncio.wait([other])
         # A request whose client disconnects is still executed to its end: half of it would help no client.
-        work = asyncio.create_task(self._first(named, digest, call, route, carry_out))
+        work = asyncio.create_task(self._first(named, digest.hexdigest(), call, route, carry_out))
         self._at_work[named] = work
         work.add_done_callback(lambda _: self._at_work.pop(named, None))
         return await asyncio.shield(work)

@@ -18,7 +18,7 @@ logger: Final = get_logger("killick.web")
 _STATUSES: Final[dict[int, tuple[type[Exception], ...]]] = {
     404: (errors.RunUnknown, errors.AgentUnknown, errors.BoundaryUnknown),
     410: (errors.ValueErased,),
-    403: (errors.NotAsked,),
+    403: (errors.NotAsked, errors.AccessRefused),
     401: (errors.WebhookRefused,),
     422: (errors.ValueRefused, errors.DurationRefused, errors.DeclarationRefused),
     503: (errors.StoreError,),

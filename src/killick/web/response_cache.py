@@ -50,7 +50,7 @@ class ResponseCache:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._made: Lru[tuple[bytes | str, ...], _Entry] = Lru(ANSWERS_MAX)
+        self._made: Lru[tuple[object, ...], _Entry] = Lru(ANSWERS_MAX)
         self._making = 0
         self.shared = 0
         """How many requests got a response that was made for another one."""
@@ -59,10 +59,11 @@ class ResponseCache:
         """The answer to a read: a fresh one, or while there is no time for that, one from a moment ago.
 
         Of those who ask for the same meanwhile, all who come too late for the one in the making share the next. A
-        `personal` answer is for one person, and any other for all of one scope; their access was checked before.
+        `personal` answer is for one person, any other for all of one scope and grant; their access was checked before.
         """
         person = call.person
-        asked = (call.written, call.request.scope.get("root_path", ""), person.name if personal else "", person.scope)
+        asked = (call.written, call.request.scope.get("root_path", ""), person.name if personal else "", person.scope,
+                 person.grant)  # fmt: skip
         known = self._made.get(asked) if self._making >= BUSY else None
         if known is not None and (known.at is None or self._clock.monotonic() - known.at <= known.seconds):
             self.shared += 1
@@ -89,7 +90,7 @@ class ResponseCache:
             took = 0.0 if made.at is None else self._clock.monotonic() - made.at
             made.seconds = min(max(KEPT_SECONDS, took * KEPT_TIMES), KEPT_SECONDS_MAX)
 
-    def _unkept(self, asked: tuple[bytes | str, ...], made: _Entry) -> None:
+    def _unkept(self, asked: tuple[object, ...], made: _Entry) -> None:
         """A failed or large response is not kept."""
         answer = made.answer
         failed = answer.cancelled() or answer.exception() is not None

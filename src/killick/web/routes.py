@@ -111,6 +111,8 @@ class Route(msgspec.Struct, frozen=True):
     at: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     """Where it is outside of the API too."""
+    whole: bool = False
+    """Whether it is of the whole store, so that no token bound to agents or tags may use it."""
     natural: bool = False
     """Whether doing it twice with the same key does it once by itself."""
     veils: bool = True

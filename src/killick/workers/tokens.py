@@ -21,7 +21,7 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.system_events import Scope
-from killick.store.records import OWN_AGENTS
+from killick.store.records import ALL, OWN_AGENTS, Grant
 
 TOKENS: Final = "killick:tokens"
 """The log of the tokens."""
@@ -41,6 +41,8 @@ class Person(msgspec.Struct, frozen=True):
 
     name: str
     scope: Scope = "viewer"
+    grant: Grant | None = None
+    """The runs that they reach; None: all of the store."""
 
     def may(self, scope: Scope | None) -> bool:
         """Whether they have this scope: an operator may also read, an admin may do both."""
@@ -57,6 +59,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     issued_at_us: int
     expires_at_us: int | None = None
     by: str | None = None
+    agents: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     revoked_at_us: int | None = None
     revoked_by: str | None = None
 
@@ -67,7 +71,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def person(self) -> Person:
         """The person whom it authenticates."""
-        return Person(self.name, self.scope)
+        grant = Grant(self.agents, self.tags)
+        return Person(self.name, self.scope, grant if grant != ALL else None)
 
 
 class Tokens:
@@ -111,7 +116,7 @@ def checked(tokens: Mapping[str, Token], text: str, now_us: int) -> Token | None
 def _apply(found: dict[str, Token], event: e.Event) -> None:
     match event:
         case system_events.TokenIssued():
-            same = {name: getattr(event, name) for name in ("id", "name", "scope", "hash", "by")}
+            same = {name: getattr(event, name) for name in ("id", "name", "scope", "hash", "by", "agents", "tags")}
             found[event.id] = Token(**same, issued_at_us=event.at, expires_at_us=event.expires_at)
         case system_events.TokenRevoked():
             token = found.get(event.id)
@@ -131,23 +136,27 @@ def tokens(engine: Engine) -> list[Token]:
 
 
 def issue(
-    engine: Engine, name: str, scope: Scope = "viewer", *, expires_seconds: float | None = None, by: str | None = None
-) -> tuple[Token, str]:
-    """Issues a token; returns it and its text, which is not stored anywhere."""
+    engine: Engine, name: str, scope: Scope = "viewer", *, expires_seconds: float | None = None, by: str | None = None,
+    grant: Grant = ALL,
+) -> tuple[Token, str]:  # fmt: skip
+    """Issues a token for the runs of a grant; returns it and its text, which is not stored anywhere."""
     if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
         raise AccessRefused(repr(name), f"is not a valid token name; give up to {NAME_CHARS_MAX} plain characters")
     if scope not in _RANKS:
         raise AccessRefused(repr(scope), f"is not a scope; give one of {', '.join(_RANKS)}")
     if expires_seconds is not None and expires_seconds <= 0:
         raise AccessRefused(name, "would have expired already; give a duration such as 30d")
+    if scope == "admin" and grant != ALL:
+        raise AccessRefused(name, "an admin reads Killick's own logs, which no agent or tag covers; give another scope")
     known = Tokens(engine).all()
     while (id := engine.ids.new("t")[-_ID_CHARS:]) in known:  # noqa: A001
         pass
     secret, now = e.to_text(engine.ids.key()), engine.clock.now_us()
     expires = None if expires_seconds is None else now + round(expires_seconds * 1_000_000)
     event = system_events.TokenIssued(
-        at=now, id=id, name=name, scope=scope, hash=_hash(secret), expires_at=expires, by=by
-    )
+        at=now, id=id, name=name, scope=scope, hash=_hash(secret), expires_at=expires, by=by,
+        agents=grant.agents, tags=grant.tags,
+    )  # fmt: skip
     _append(engine, Entry(event))
     return Tokens(engine).all()[id], f"killick_{id}_{secret}"
 

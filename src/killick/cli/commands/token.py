@@ -15,6 +15,7 @@ from killick.cli.context import Shell, by_option, command, who_options
 from killick.cli.secret_files import FILE, new_secret
 from killick.model.retry import seconds
 from killick.model.system_events import Scope
+from killick.store.records import Grant
 from killick.workers import tokens
 from killick.workers.tokens import Token
 
@@ -26,10 +27,15 @@ SAYS: Final = {"viewer": "looks", "operator": "looks and acts on runs", "admin":
 @click.option("--scope", type=click.Choice(get_args(Scope)), default="viewer", show_default=True,
               help="A viewer reads, an operator also acts on runs, an admin reads Killick's own logs.")  # fmt: skip
 @click.option("--expires", metavar="SPAN", help="Its lifetime, such as 30d.  [default: until it is revoked]")
+@click.option("--agent", "agents", metavar="AGENT", multiple=True,
+              help="Only the runs of this agent. May be repeated.")  # fmt: skip
+@click.option("--tag", "tags", metavar="TAG", multiple=True,
+              help="Only runs with this tag. May be repeated: then with all of them.")  # fmt: skip
 @click.option("--out", type=FILE, help="Write it to this new file, which only you may read, instead of printing it.")
 @by_option
 def create_command(
-    shell: Shell, name: str, scope: Scope, expires: str | None, out: Path | None, by: str | None
+    shell: Shell, name: str, scope: Scope, expires: str | None, agents: tuple[str, ...], tags: tuple[str, ...],
+    out: Path | None, by: str | None,
 ) -> None:  # fmt: skip
     """Create a token for NAME, and print it. It is not stored, and cannot be shown again.
 
@@ -38,13 +44,14 @@ def create_command(
 
     \b
     killick token create ann --scope operator
+    killick token create mia --scope operator --agent review --tag tenant=acme
     killick token create ci --expires 30d --out ci.token
     """
-    holds = None if expires is None else seconds(expires)
+    holds, grant = None if expires is None else seconds(expires), Grant(agents, tags)
     engine = shell.creating().runtime.engine
     with contextlib.ExitStack() as stack:
         file = None if out is None else stack.enter_context(new_secret(out))
-        made, text = tokens.issue(engine, name, scope, expires_seconds=holds, by=by)
+        made, text = tokens.issue(engine, name, scope, expires_seconds=holds, by=by, grant=grant)
         if file is not None:
             file.write(f"{text}\n".encode())
     if shell.json:
@@ -53,7 +60,7 @@ def create_command(
     if out is None:
         sys.stdout.write(f"{text}\n")
     where = "this is the only time that it is shown" if out is None else f"it is in {out} alone"
-    shell.note(f"{made.name}, {made.scope} ({SAYS[made.scope]}), {_until(made)}; {where}")
+    shell.note(f"{made.name}, {made.scope} ({SAYS[made.scope]}{_reach(made)}), {_until(made)}; {where}")
 
 
 @command("list")
@@ -71,7 +78,7 @@ def list_command(shell: Shell) -> None:
     wide = max((len(each.name) for each in found), default=0)
     for each in found:
         lead = Text(f"{each.id}  ", style="bold cyan").append(f"{each.name:<{wide}}  ", style="bold")
-        lead.append(f"{each.scope:<8}  ").append_text(_status_text(each, now))
+        lead.append(f"{each.scope:<8}  ").append_text(_status_text(each, now)).append(_reach(each))
         shell.print(lead)
 
 
@@ -82,6 +89,11 @@ def _status_text(token: Token, now_us: int) -> Text:
     if not token.holds(now_us):
         return Text(f"expired {style.moment(token.expires_at_us or 0)}", style="dim")
     return Text(_until(token), style="green").append(f", made {style.moment(token.issued_at_us)}", style="dim")
+
+
+def _reach(token: Token) -> str:
+    grant = Grant(token.agents, token.tags)
+    return f", of {grant} alone" if str(grant) else ""
 
 
 def _until(token: Token) -> str:

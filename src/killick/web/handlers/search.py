@@ -95,7 +95,7 @@ def find(call: Call[FindAsked, Any]) -> SearchResults:
         "agent": asked.agent or None, "run": asked.run or None, "since_us": call.since_us(asked.since),
         "until_us": until_us, "limit": asked.limit + passed,
     }  # fmt: skip
-    marked = _mark(client)
+    marked = _mark(call.context.whole.client)
     if marked is not None:
         return SearchResults(what=asked.what, marked=marked, agents=agents)
     found = _ask(client, asked, within)

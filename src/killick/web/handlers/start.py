@@ -14,6 +14,7 @@ from killick.presenting.previews import RunPreview
 from killick.web.forms import JsonSchema
 from killick.web.handlers.operations import CommandRequest, CommandResult, Name, Priority, schema_of
 from killick.web.idempotency import derived
+from killick.web.problems import Problem
 from killick.web.routes import Call, Created, RunAsked, get, post
 
 
@@ -75,7 +76,11 @@ class MessageRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_f
 @get("/agents", page="start.html", at=("/start",))
 def agents(call: Call[AgentsAsked, Any]) -> AgentList:
     """The agents that are declared here, with their inputs."""
-    lines = [_line(agent) for agent in sorted(AGENTS.declared.values(), key=lambda agent: agent.name)]
+    grant = call.person.grant
+    declared = [
+        each for each in AGENTS.declared.values() if grant is None or each.name in (grant.agents or [each.name])
+    ]
+    lines = [_line(agent) for agent in sorted(declared, key=lambda agent: agent.name)]
     chosen = call.asked.agent or (lines[0].name if len(lines) == 1 else None)
     if chosen is not None and chosen not in [line.name for line in lines]:
         raise AgentUnknown(chosen, known=[line.name for line in lines])
@@ -94,11 +99,15 @@ def _line(agent: AnyAgent) -> AgentInfo:
 @post("/runs", status=201, natural=True)
 def start(call: Call[Any, StartRequest]) -> StartedRun:
     """Start a run: durable, and due for the next worker."""
-    body, client = call.body, call.client
+    body, client, grant = call.body, call.client, call.person.grant
+    agent = AGENTS.get(body.agent)
+    if grant is not None and not grant.covers(agent.name, body.tags):
+        reason = f"{call.person.name} reaches {grant} alone; start a run of that, with its tags"
+        raise Problem(403, reason, code="grant_too_small")
     run = body.id or derived(call, body.agent)
     existed = run is not None and client.runtime.store.head(run) is not None
     handle = client.start(
-        AGENTS.get(body.agent), body.input, id=run, priority=body.priority, tags=tuple(body.tags),
+        agent, body.input, id=run, priority=body.priority, tags=tuple(body.tags),
         by=call.person.name, subject=body.subject,
     )  # fmt: skip
     row = client.runtime.store.index(handle.id)

@@ -103,7 +103,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     advice: str | None = None
 
 
-@get("/workers", page="workers.html")
+@get("/workers", page="workers.html", whole=True)
 def workers(call: Call[Nothing, Nothing]) -> Workers:
     """The holders of runs with their runs, and the due runs without a holder."""
     client = call.client
@@ -236,7 +236,7 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool = True
 
 
-@get("/health", page="health.html")
+@get("/health", page="health.html", whole=True)
 def health(call: Call[Nothing, Nothing]) -> Health:
     """The store's durability settings, the due and waiting runs, the quarantined ones, and the last seal."""
     client, store = call.client, call.client.runtime.store
@@ -277,7 +277,7 @@ async def alive(call: Call[Nothing, Nothing]) -> Alive:
     return Alive()
 
 
-@get("/metrics", media="text/plain", also=("/metrics",))
+@get("/metrics", media="text/plain", also=("/metrics",), whole=True)
 def metrics(call: Call[Nothing, Nothing]) -> Response:
     """Metrics of the runs in this process and of the store, in Prometheus' text format; also at `/metrics`."""
     return Response(meters.prometheus_text(call.client.runtime.engine), media_type=meters.MEDIA)

@@ -100,7 +100,7 @@ class TriggerResult(msgspec.Struct, frozen=True, kw_only=True):
     did: str
 
 
-@get("/triggers", page="triggers.html")
+@get("/triggers", page="triggers.html", whole=True)
 def triggers(call: Call[Nothing, Nothing]) -> Triggers:
     """Every trigger: its source, its next time and its last run; and how far every hook is."""
     found = tuple(present.trigger(call.client, each) for each in call.client.triggers.list())
@@ -145,7 +145,7 @@ def _undelivered(client: Client, run: str, recorded: Any) -> FailedDelivery:
 # acting -----------------------------------------------------------------------------------------
 
 
-@post("/triggers/{name}/fire")
+@post("/triggers/{name}/fire", whole=True)
 def fire(call: Call[TriggerAsked, FireRequest]) -> FireResult:
     """Fire a trigger now. Where its code is not loaded here, a worker fires it."""
     name = _known(call.client, call.asked.name).name
@@ -154,7 +154,7 @@ def fire(call: Call[TriggerAsked, FireRequest]) -> FireResult:
     return FireResult(trigger=name, run=run, started=call.client.runtime.store.head(run) is not None)
 
 
-@post("/triggers/{name}/pause")
+@post("/triggers/{name}/pause", whole=True)
 def pause(call: Call[TriggerAsked, TriggerRequest]) -> TriggerResult:
     """Pause a trigger until it is resumed: it misses its times meanwhile, and events wait."""
     name = _on_record(call.client, call.asked.name)
@@ -162,7 +162,7 @@ def pause(call: Call[TriggerAsked, TriggerRequest]) -> TriggerResult:
     return TriggerResult(trigger=name, did="paused")
 
 
-@post("/triggers/{name}/resume")
+@post("/triggers/{name}/resume", whole=True)
 def resume(call: Call[TriggerAsked, TriggerRequest]) -> TriggerResult:
     """Resume a paused trigger; its policy decides about the firings that it missed."""
     name = _on_record(call.client, call.asked.name)
@@ -204,7 +204,7 @@ class PublishResult(msgspec.Struct, frozen=True, kw_only=True):
     receivers: Annotated[int, msgspec.Meta(description="How many triggers listen to it.")]
 
 
-@post("/events", natural=True)
+@post("/events", natural=True, whole=True)
 def publish(call: Call[Nothing, PublishRequest]) -> PublishResult:
     """Publish an event: every trigger that listens to it fires.
 
