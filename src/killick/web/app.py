@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from mimetypes import guess_type
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from anyio.to_thread import current_default_thread_limiter
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
+from killick.audit.access_log import AccessLog
 from killick.presenting.encoder import words_of
 from killick.web import openapi, slack, streams
 from killick.web import webhooks as receiving
@@ -77,6 +79,7 @@ def asgi(
     webhooks: Mapping[str, str | Sequence[str]] | None = None,
     limits: Limits | None = None,
     access: Access | None = None,
+    access_log: str | Path | None = None,
 ) -> Guard:
     """Returns the dashboard and the HTTP API over a client as an ASGI app, to be served or mounted.
 
@@ -86,12 +89,14 @@ def asgi(
     webhooks  the secrets of incoming webhooks, by the name of the event that each becomes
     limits    the limits of requests
     access    who may do what, in place of `identify`
+    access_log  the file that gets a line for each request
     """
     client = client.as_sync()
     known = access or access_for(client, identify)
     context = AppContext(client, access=known, mask=Redaction(client, redact, spared=_WORDS), webhooks=webhooks)
     endpoints = Endpoints(context, once=IdempotencyKeys(client))
     receiving.check(context.webhooks)
+    log = None if access_log is None else AccessLog(access_log, client.runtime.store, client.runtime.clock)
     if answer_links.is_configured():
         answer_links.settings()  # says at once what cannot work
 
@@ -101,6 +106,8 @@ def asgi(
         current_default_thread_limiter().total_tokens = THREADS
         yield
         await context.close()
+        if log is not None:
+            log.close()
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -125,7 +132,7 @@ def asgi(
     app.router.redirect_slashes = False
     app.state.context, app.state.routes = context, ROUTES
     metrics.counting()
-    return Guard(Paths(app), client.runtime.clock, limits)
+    return Guard(Paths(app), client.runtime.clock, limits, log)
 
 
 @cache

@@ -26,6 +26,7 @@ from killick.type_init import ready
 from killick.web.addresses import API, SLASH, address
 from killick.web.app_context import AppContext
 from killick.web.idempotency import IdempotencyKeys
+from killick.web.middleware import ASKED
 from killick.web.problems import Problem, problem_of
 from killick.web.render import problem_page, render
 from killick.web.response_cache import ResponseCache
@@ -72,7 +73,9 @@ class _Endpoint:
                 return await self._written(call)
             if self.route.gives is None:
                 return await self._carried_out(call)
+            asked = getattr(request.state, ASKED)
             answer = await self.app.answers.given(call, self._carried_out, personal=self.route.personal)
+            asked |= getattr(answer, ASKED, {})
             known, version = request.headers.get("if-none-match"), answer.headers.get("etag")
             return answer if version is None or known != version else Response(None, 304, {"ETag": version})
         except Exception as error:
@@ -121,6 +124,9 @@ class _Endpoint:
 
     async def _call(self, request: Request) -> Call[Any, Any]:
         route = self.route
+        named = [*request.path_params.items(), *request.query_params.multi_items()]
+        parameters = {name: str(value)[:1_000].replace(SLASH, "/") for name, value in named if name in _NAMES_PARTS}
+        setattr(request.state, ASKED, {"route": route.path, **parameters})
         person = await self._person(request)
         asked = _asked(route.asks, request)
         _refuse_own(person, asked)
@@ -149,14 +155,19 @@ class _Endpoint:
     def _sent(self, call: Call[Any, Any], found: Any) -> Response:
         if isinstance(found, Response):
             return found
-        body = msgspec.json.encode(self._redacted(found, call))
+        doc = self._redacted(found, call)
+        body = msgspec.json.encode(doc)
         headers = {} if self.route.writes else {"ETag": f'"{sha256(body).hexdigest()[:32]}"'}
         if isinstance(found, Created):
             headers["Location"] = found.location
-        return Response(body, self.route.status, headers, media_type="application/json")
+        response = Response(body, self.route.status, headers, media_type="application/json")
+        setattr(response, ASKED, _runs_in(doc))
+        return response
 
     def _drawn(self, call: Call[Any, Any], found: Any) -> Response:
-        return self._rendered(call, self._redacted(found, call))
+        doc = self._redacted(found, call)
+        getattr(call.request.state, ASKED).update(_runs_in(doc))
+        return self._rendered(call, doc)
 
     async def _person(self, request: Request) -> Person:
         """The caller, where its scope allows the route. Raises a Problem otherwise."""
@@ -240,6 +251,16 @@ def _is_list(kind: Any) -> bool:
 
 
 _NAMES_RUNS: Final = ("run", "a", "b", "against", "wait")
+_NAMES_PARTS: Final = (*_NAMES_RUNS, "step", "seq", "name")
+"""The parameters that are in the access log."""
+
+
+def _runs_in(doc: Any) -> dict[str, Any]:
+    """The runs that a list or a result is of, for the access log."""
+    lists = [each for each in doc.values() if isinstance(each, list)] if isinstance(doc, dict) else []
+    entries = [entry for each in lists for entry in each if isinstance(entry, dict)]
+    runs = dict.fromkeys(run for entry in entries if isinstance(run := entry.get("run", entry.get("id")), str))
+    return {"runs": [*runs]} if runs else {}
 
 
 def _refuse_own(person: Person, asked: msgspec.Struct) -> None:

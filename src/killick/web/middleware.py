@@ -21,6 +21,7 @@ from killick.lru import Lru
 from killick.web.problems import Problem
 
 if TYPE_CHECKING:
+    from killick.audit.access_log import AccessLog
     from killick.workers.tokens import Person
 
 Scope = MutableMapping[str, Any]
@@ -51,6 +52,9 @@ _OURS: Final = frozenset({*(name for name, _ in HEADERS), b"server"})
 
 PERSON: Final = "killick_person"
 """Where in a request's state the access check records the caller."""
+
+ASKED: Final = "killick_asked"
+"""Where in a request's state the endpoint records the route and its parameters, for the access log."""
 
 _LOOKS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BUCKETS_MAX: Final = 10_000
@@ -100,8 +104,11 @@ class Buckets:
 class Guard:
     """The outermost part of the app."""
 
-    def __init__(self, app: App, clock: Clock, limits: Limits | None = None) -> None:
+    def __init__(
+        self, app: App, clock: Clock, limits: Limits | None = None, access_log: AccessLog | None = None
+    ) -> None:
         self.app = app
+        self.access_log = access_log
         self.limits = limits or Limits()
         self._buckets = Buckets(clock, self.limits.rate, self.limits.burst)
         self._known: Lru[bytes, str] = Lru(_BUCKETS_MAX)
@@ -266,6 +273,7 @@ class _RequestCycle:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            self._log_access(message["status"])
             self.status = message["status"]
             message = {**message, "headers": self._response_headers(message.get("headers", ()))}
             person = self._state[PERSON]
@@ -287,6 +295,14 @@ class _RequestCycle:
         response.headers["connection"] = "close"
         await response(self.scope, self._receive, self.send)  # pyright: ignore[reportArgumentType]
         self._note()
+
+    def _log_access(self, status: int) -> None:
+        """One line of the access log, before anything is sent: without it nothing is."""
+        log, asked, person = self.guard.access_log, self._state.pop(ASKED, None), self._state.get(PERSON)
+        if log is None or asked is None:
+            return
+        who = {"who": None} if person is None else {"who": person.name, "scope": person.scope}
+        log.write({**who, "from": self._address, "method": self.scope["method"], **asked, "status": status})
 
     def _note(self) -> None:
         """One line for each write: the person, the request and the status. No query and no body."""

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -177,6 +178,7 @@ async def serve(
     webhooks: Mapping[str, Any] | None = None,
     limits: Limits | None = None,
     trusted_proxies: Iterable[str] = (),
+    access_log: str | Path | None = None,
     worker: bool = False,
     ready: Callable[[str, str, str | None], None] = lambda url, pages, link: None,
     renewed: Callable[[str], None] = lambda link: None,
@@ -188,10 +190,11 @@ async def serve(
     host_names  further names that a server without tokens answers to
     redact      the names of fields whose values are not shown
     trusted_proxies  the addresses of proxies whose forwarded headers name the client
+    access_log  the file that gets a line for each request
     worker      also advance runs that are due, here
     """
     access = access_at(client, host, host_names=host_names)
-    guard = asgi(client, access=access, redact=redact, webhooks=webhooks, limits=limits)
+    guard = asgi(client, access=access, redact=redact, webhooks=webhooks, limits=limits, access_log=access_log)
     bound = bind(host, port)
     server = _Server(
         guard, http=Protocol, timeout_graceful_shutdown=DRAIN_SECONDS, forwarded_allow_ips=list(trusted_proxies)

@@ -33,9 +33,12 @@ from killick.definitions.agents import AGENTS
               help="Another host name of this machine, for a server without tokens. May be repeated.")  # fmt: skip
 @click.option("--trusted-proxy", "trusted_proxies", metavar="ADDRESS", multiple=True,
               help="Believe this proxy's X-Forwarded-For and X-Forwarded-Proto. May be repeated.")  # fmt: skip
+@click.option("--access-log", metavar="FILE", type=click.Path(dir_okay=False),
+              help="Append a line of JSON for each request: who, which route and run, when.")  # fmt: skip
 def serve_command(
     shell: Shell, target: str | None, host: str, port: int, worker: bool, redact: tuple[str, ...],
     webhooks: tuple[str, ...], host_names: tuple[str, ...], trusted_proxies: tuple[str, ...],
+    access_log: str | None,
 ) -> Exit:  # fmt: skip
     """Serve the dashboard and the HTTP API, until SIGTERM or Ctrl-C.
 
@@ -53,7 +56,7 @@ def serve_command(
     client = shell.creating() if target or shell.app else shell.client
     hidden = redact or tuple(shell.settings.get("redact", ()))
     options: dict[str, Any] = {"host": host, "port": port, "worker": worker, "redact": hidden, "host_names": host_names}
-    options["trusted_proxies"] = trusted_proxies
+    options |= {"trusted_proxies": trusted_proxies, "access_log": access_log}
     options["webhooks"] = dict(map(_secret, webhooks))
     from killick.web import server  # starlette and jinja2 are an extra
 

@@ -14,6 +14,7 @@ import msgspec
 
 from killick.archive import bundle
 from killick.archive.export import export, read
+from killick.audit import access_log as access_logs
 from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
 from killick.cli.commands.store.maintenance import LISTED_MAX, open_damaged, some
@@ -41,13 +42,14 @@ from killick.store.records import Problem
 @click.option("--proof", type=FILE, help="Verify a proof of one event instead; needs --key, and no store.")
 @click.option("--archive", "archives", type=FILE, multiple=True,
               help="A file that pruned runs went into; with --checkpoint each is needed. May be repeated.")  # fmt: skip
+@click.option("--access-log", type=FILE, help="Verify the access log of a server instead.")
 @click.option("--files", is_flag=True, help="Also verify that the vault has every file of the recorded snapshots.")
 @click.option("--restart", is_flag=True, help="Begin again, where an interrupted verification would continue.")
 @click.option("--accept-loss", is_flag=True,
               help="Open a SQLite file whose -wal file is missing, without the commits that it had.")  # fmt: skip
 def verify_command(
     shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None,
-    archives: tuple[Path, ...], files: bool, restart: bool, accept_loss: bool,
+    archives: tuple[Path, ...], access_log: Path | None, files: bool, restart: bool, accept_loss: bool,
 ) -> Exit:  # fmt: skip
     """Verify the log of one run, of the whole store, or of an exported or archived file.
 
@@ -62,6 +64,8 @@ def verify_command(
     """
     if accept_loss:
         open_store(shell.url, create=False, accept_loss=True).close()
+    if access_log is not None:
+        return _verify_access_log(shell, access_log)
     if proof is not None:
         return verify_file(shell, proof, key, checkpoint)
     if checkpoint is not None and key is None:
@@ -261,3 +265,13 @@ def _print_outcome(shell: Shell, report: Report, broken: Sequence[Problem], outc
     if runs or any(problem.run is None and problem.where != "seals" for problem in broken):
         shell.say("", "Fetch what is damaged from a backup, an archive or an export, or from other runs here:")
         shell.say_next("store", "repair", "--from", "BACKUP")
+
+
+def _verify_access_log(shell: Shell, path: Path) -> Exit:
+    with path.open("rb") as file:
+        count, broken = access_logs.first_broken(shell.store, file)
+    shell.emit({"lines": count, "broken": broken})
+    if not shell.json:
+        told = "each follows the one before" if broken is None else f"line {broken} was changed, or follows another one"
+        shell.print(f"{path}: {counted(count, 'line')} read; {told}")
+    return Exit.DONE if broken is None else Exit.BAD
