@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
-from typing import Any, Final, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar, cast, get_args, get_origin
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -255,11 +255,18 @@ _NAMES_PARTS: Final = (*_NAMES_RUNS, "step", "seq", "name")
 """The parameters that are in the access log."""
 
 
+def _named_run(entry: Any) -> str | None:
+    fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    run = fields.get("run", fields.get("id"))
+    return run if isinstance(run, str) else None
+
+
 def _runs_in(doc: Any) -> dict[str, Any]:
     """The runs that a list or a result is of, for the access log."""
-    lists = [each for each in doc.values() if isinstance(each, list)] if isinstance(doc, dict) else []
-    entries = [entry for each in lists for entry in each if isinstance(entry, dict)]
-    runs = dict.fromkeys(run for entry in entries if isinstance(run := entry.get("run", entry.get("id")), str))
+    values = list(cast("dict[str, Any]", doc).values()) if isinstance(doc, dict) else []
+    entries = [entry for value in values if isinstance(value, list) for entry in cast("list[Any]", value)]  # type: ignore[redundant-cast]
+    named = (_named_run(entry) for entry in entries)
+    runs = dict.fromkeys(run for run in named if run is not None)
     return {"runs": [*runs]} if runs else {}
 
 

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from killick.errors import AccessRefused, StoreGone
 from killick.http_server import HttpServer, bind, stop_on_signals, url_of
@@ -86,7 +86,7 @@ class Protocol(HttpToolsProtocol):
                 super().data_received(part)
             if self.transport.is_closing():
                 return
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_answering:
             self._stop_timer()
         else:
             self._start_timer()
@@ -107,9 +107,14 @@ class Protocol(HttpToolsProtocol):
         self._stop_timer()
         super().connection_lost(exc)
 
+    @property
+    def _is_answering(self) -> bool:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
     def _refuse(self) -> None:
         """Close the connection; say why where nothing of a response was sent."""
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_answering:
             self.transport.write(_refusal("431 Request Header Fields Too Large"))
         elif self.cycle.more_body and not self.cycle.response_started:
             self.cycle.disconnected = True
