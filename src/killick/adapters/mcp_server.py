@@ -1,13 +1,14 @@
 """Killick as an MCP server: a model reads runs, and with permission pauses, resumes, forks and answers them.
 
-The answers are the documents of `--json`. Writes are tools only if the operator allows them.
+The answers are the documents of `--json`. A write is a tool only if the operator allows it, and the engine refuses a
+model's command where a person is to decide.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
 
 import anyio.to_thread
 import msgspec
@@ -17,10 +18,8 @@ from mcp.types import ToolAnnotations
 from msgspec.structs import asdict
 
 from killick.client.client import AnyClient, Client
-from killick.client.inbox import addressees
 from killick.engine.control.inbox import Verb
-from killick.engine.views import Wait
-from killick.errors import AnswerRefused, KillickError, NotAsked
+from killick.errors import AnswerRefused, KillickError
 from killick.history import listing
 from killick.history.compare_runs import compare
 from killick.history.timeline import timeline
@@ -38,24 +37,25 @@ INSTRUCTIONS: Final = (
 )
 
 Kind = Literal["calls", "decisions", "failures", "effects", "answers"]
+Write = Literal["answer", "pause", "resume", "fork"]
 
 
-def server(client: AnyClient, *, allow_writes: bool = False, name: str = "mcp") -> MCPServer:
+def server(client: AnyClient, *, allow: Collection[Write] = (), name: str = "mcp") -> MCPServer:
     """Returns an MCP server for a store.
 
-    allow_writes   whether answer, pause, resume and fork are tools
-    name           the model's name: it answers as `model:NAME`
+    allow  the writes that are tools: answer, pause, resume, fork
+    name   the model's name: it acts as `model:NAME`
     """
     made: MCPServer = MCPServer("killick", instructions=INSTRUCTIONS, log_level="ERROR")
     operator = _Operator(client.as_sync(), f"model:{name}")
     reads: list[Callable[..., Any]] = [
         operator.list, operator.show, operator.why, operator.diff, operator.find, operator.inbox
     ]  # fmt: skip
-    writes: list[Callable[..., Any]] = [operator.answer, operator.pause, operator.resume, operator.fork]
     for tool in reads:
         made.add_tool(_in_thread(tool), annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
-    for tool in writes if allow_writes else ():
-        made.add_tool(_in_thread(tool), structured_output=False)
+    for write in get_args(Write):
+        if write in allow:
+            made.add_tool(_in_thread(getattr(operator, write)), structured_output=False)
     return made
 
 
@@ -140,16 +140,8 @@ class _Operator:
         found = next((each for each in self._client.inbox(limit=10_000) if wait in (each.id, each.run)), None)
         if found is None:
             raise AnswerRefused(wait, "no open question has this id; `inbox` lists them")
-        self._refuse_if_personal(found)
         self._client.answer(found, verb, value=value, by=self._by, comment=comment or None)
         return {"wait": found.id, "answer": verb, "by": self._by}
-
-    def _refuse_if_personal(self, wait: Wait) -> None:
-        """A model answers what names it, and open questions of agents. An approval, or whether an effect happened, is a
-        person's to say."""
-        asked = wait.to if wait.may is None else (*wait.to, *wait.may)
-        if self._by not in asked and (asked or wait.rule is not None or wait.waits_for != "answer"):
-            raise NotAsked(wait.id, by=self._by, may=asked or (addressees((), None),))
 
     def pause(self, run: str, because: str) -> Any:
         """Pause a run at its next step, until it is resumed."""
@@ -157,7 +149,8 @@ class _Operator:
         return self._outcome(run)
 
     def resume(self, run: str, because: str) -> Any:
-        """Resume a run that is paused, failed or abandoned. A worker continues it."""
+        """Resume a run that failed or that a model paused. A worker continues it. What a person or the contract paused,
+        stopped or has to look at is refused: ask the person."""
         done = self._client.resume(run, by=self._by, because=because)
         return {**self._outcome(run), "done": done}
 

@@ -110,7 +110,7 @@ def _refuse_misfit(engine: Engine, found: Wait, verb: str, value: Any, by: str |
         raise AnswerRefused(found.id, why)
     if value is None and (verb in ("edit", "respond") or (verb == "happened" and needs_value(found))):
         raise AnswerRefused(found.id, f"{verb!r} needs a value")
-    if not inbox.may_answer(by, found.to, found.may, engine.roles) or (found.need > 1 and by is None):
+    if not inbox.may_answer(by, found, found.may, engine.roles) or (found.need > 1 and by is None):
         raise NotAsked(found.id, by=by, may=found.may if found.may is not None else found.to)
     if (why := inbox.separated(found.apart, by, verb, is_call=found.rule is not None)) is not None:
         raise AnswerRefused(found.id, why)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from killick.engine.context import Context
 from killick.engine.control import inbox
 from killick.engine.control.commands import contracts_of, lease_or_send, leased
 from killick.engine.control.inbox import delivery
+from killick.engine.control.interventions import person_ended, refuse_model
 from killick.engine.effects.branch_point import cut
 from killick.engine.effects.fork import UNCHANGED, Conditions, Fork, fork
 from killick.engine.effects.rewind import rewind
@@ -48,7 +50,9 @@ from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.cipher import Place
-from killick.model.facts import OUT_OF_BAND, Step
+from killick.model.codec import Erased
+from killick.model.facts import OUT_OF_BAND, Facts, Step, is_model
+from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.ledger import Capture, Ledger
 from killick.model.typed import convert
@@ -202,6 +206,7 @@ def _create_fork(engine: Engine, found: Fork) -> None:
     made = e.ForkMade(at=forked.at, run=forked.run, cut=forked.cut, by=forked.by)
     parent = log.head(forked.parent)
     rights: AppendExtras = {"sends": found.sends}
+    refuse_model(log.state(parent.run, parent.seq).fold.facts, forked.by, "fork")
     if parent.holder is None:
         place = Place(parent.run, parent.seq + 1, parent.hash)
         row = Row(place.seq, *event_codec.chained(place, made, None, log.cipher(parent.run)))
@@ -276,13 +281,15 @@ def _resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -
             return None
         if facts.status in ("completed", "cancelled"):
             raise AnswerRefused(run, f"the run is over ({facts.status}); start another")
+        late = [
+            message for message in log.store.inbox(run, name=inbox.COMMAND)
+            if inbox.body_of(log, message)["command"] == "pause"
+        ]  # fmt: skip
+        if is_model(by):
+            refuse_model(facts, by, "resume", also=_not_a_models(log, facts, late))
         is_held_back = facts.paused or facts.mend
         if is_held_back or facts.status == "running":
             # A running run with a free lease: its holder died, and the run is due. Pauses sent before are dropped.
-            late = [
-                message for message in log.store.inbox(run, name=inbox.COMMAND)
-                if inbox.body_of(log, message)["command"] == "pause"
-            ]  # fmt: skip
             taken = [Entry(inbox.message_taken(message, at)) for message in late]
             handle.append(*taken, Entry(e.RunResumed(at=at, by=by), data), takes=tuple(each.number for each in late))
             return "resumed" if is_held_back else "taken over from a dead process"
@@ -297,6 +304,17 @@ def _resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -
         found = rewind(log, handle, f"{step.id}:before", at=at, by=by, because=because)
         handle.append(found.entry, **found.rights)
         return f"rewound to step {step.id}, which {'was undone' if undone is not None else 'failed'}"
+
+
+def _not_a_models(log: Log, facts: Facts, late: Sequence[Message]) -> str | None:
+    """Returns why a model may not resume a run, apart from what holds it: a person's pause is on its way or a person
+    ended the step that failed; or a worker takes it over, and counts the death of its process."""
+    if paused_by := [each.by or "a person" for each in late if not is_model(each.by)]:
+        return f"it is being paused by {paused_by[0]}"
+    if facts.status == "failed":
+        failure = log.data(facts.run, facts.ended).get("failure")
+        return None if isinstance(failure, Erased) else person_ended(convert(failure, Failure, at="failure"))
+    return "its process died, and a worker takes it over by itself" if facts.status == "running" else None
 
 
 def _await_pause(engine: Engine, run: str) -> None:

@@ -25,6 +25,9 @@ OWN_AGENTS: Final = "killick."
 OWN_TAGS: Final = ("input:", "renews:")
 """Prefixes of tags that Killick sets itself."""
 
+MODEL: Final = "model:"
+"""The prefix of the names under which models act."""
+
 OUT_OF_BAND: Final = "0."
 """The numbering prefix of steps outside the agent's code: compensations that a person requested."""
 
@@ -166,7 +169,8 @@ class Facts(msgspec.Struct, omit_defaults=True):
     generation: int = 0
     epoch: int = 0
     taken: bool = False
-    paused: bool = False
+    paused: str = ""
+    """Who paused the run: a name, `contract` or `a person`; empty: it is not paused."""
     cancelling: bool = False
     cancel_begun: bool = False
     """Whether a worker has taken the run since its cancellation was requested."""
@@ -210,6 +214,11 @@ class Facts(msgspec.Struct, omit_defaults=True):
     """The indexes of the out-of-band steps."""
     hook: Hook | None = None
     trigger: Trigger | None = None
+
+
+def is_model(by: str | None) -> bool:
+    """Returns whether a name is of a model, not of a person."""
+    return by is not None and by.startswith(MODEL)
 
 
 def intended_name(sort: e.Sort, name: str) -> str:

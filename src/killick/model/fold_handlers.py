@@ -10,7 +10,18 @@ from msgspec.structs import replace
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.crash_loop import counted
-from killick.model.facts import OWN_TAGS, Attempt, ContractInForce, Hook, KeptEvents, Queued, Step, Trigger, Wait
+from killick.model.facts import (
+    OWN_TAGS,
+    Attempt,
+    ContractInForce,
+    Hook,
+    KeptEvents,
+    Queued,
+    Step,
+    Trigger,
+    Wait,
+    is_model,
+)
 from killick.model.fold_data import FoldData, is_started_at
 
 
@@ -36,7 +47,7 @@ def _kept(fold: FoldData, seq: int, event: e.RunForked | e.RunRewound) -> None:
 def _clear_holds(fold: FoldData, seq: int, event: e.Event) -> None:
     """Clears holds and the holder: after a rewind, in a fork, or on resume."""
     facts = fold.facts
-    facts.paused = facts.cancelling = False
+    facts.paused, facts.cancelling = "", False
     facts.mend = facts.ended = facts.rejected = 0
     facts.ended_as = facts.crashes = None
 
@@ -104,7 +115,9 @@ def _run_quarantined(fold: FoldData, seq: int, event: e.RunQuarantined) -> None:
 
 
 def _run_paused(fold: FoldData, seq: int, event: e.RunPaused) -> None:
-    fold.facts.paused = True
+    """A model does not take over a pause, because a model may end its own."""
+    if not (fold.facts.paused and is_model(event.by)):
+        fold.facts.paused = event.by or "a person"
 
 
 def _run_prioritized(fold: FoldData, seq: int, event: e.RunPrioritized) -> None:

@@ -102,7 +102,7 @@ def passed_on(step: Step | None) -> str:
 
 def why_not(client: Client, wait: views.Wait, person: str | None) -> str | None:
     """Why a person cannot answer a wait; None where they can. Where several approvals are needed, each counts once."""
-    if not may_answer(person, wait.to, wait.may, client.runtime.engine.roles):
+    if not may_answer(person, wait, wait.may, client.runtime.engine.roles):
         return f"it is asked of {addressees(wait.to, wait.may)}"
     if (why := separated(wait.apart, person, "approve", is_call=wait.rule is not None)) is not None:
         return why

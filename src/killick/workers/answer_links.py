@@ -193,7 +193,7 @@ def asked_of(event: HookEvent, people: Iterable[str] = ()) -> list[str]:
         return []
     known = opened.to if may is None and roles is None else may  # any person may answer; those who are named are told
     named = people or may or opened.to or (event.hook,)
-    return [each for each in named if may_answer(each, opened.to, known, roles)]
+    return [each for each in named if may_answer(each, opened, known, roles)]
 
 
 def open_question(event: HookEvent) -> Wait | None:

@@ -511,7 +511,7 @@ def _info(engine: Engine, row: RunRow) -> TriggerInfo:
         fired=known.fired,
         queued=len(known.queued),
         holds=known.holds,
-        paused=facts.paused,
+        paused=bool(facts.paused),
         run=known.run,
         status=last.status if last is not None else None,
         declared=name in TRIGGERS,

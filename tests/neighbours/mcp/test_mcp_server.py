@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -54,6 +55,13 @@ async def asking(run: killick.Run, _: None) -> str:
     return str((await run.ask("Which color?", options=["red", "blue"])).value)
 
 
+@killick.agent(contract=killick.Contract("brake", [killick.rules.deny("ring")], rejections=2))
+async def looping(run: killick.Run, _: None) -> None:
+    for bell in ("front", "back", "side"):
+        with contextlib.suppress(killick.Rejected):
+            await run.call(ring, bell)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A store with a run that waits for each kind of answer."""
@@ -102,7 +110,8 @@ def test_a_model_only_reads_unless_the_operator_allows_more(store: Path) -> None
         return {tool.name for tool in offered}, reads
 
     assert talk(store, tools) == (READS, READS)
-    assert talk(store, tools, "--allow-writes") == (READS | WRITES, READS)
+    assert talk(store, tools, "--allow", "pause,answer") == (READS | {"pause", "answer"}, READS)
+    assert talk(store, tools, "--allow", ",".join(WRITES)) == (READS | WRITES, READS)
 
 
 def test_its_documents_are_those_of_the_command_line(store: Path) -> None:
@@ -142,7 +151,7 @@ def test_an_answer_of_a_model_is_marked_and_one_that_a_person_owes_is_refused(st
             await call("answer", wait="asking", verb="respond", value="red"),
         ]
 
-    personal, doubt, own, open_to_all = talk(store, answer, "--allow-writes", "--name", "reviewer")
+    personal, doubt, own, open_to_all = talk(store, answer, "--allow", "answer", "--name", "reviewer")
     assert "paying:1: model:reviewer may not answer this; it is asked of managers" in personal
     assert "ringing:1: model:reviewer may not answer this; it is asked of" in doubt
     assert own["by"] == open_to_all["by"] == "model:reviewer"
@@ -161,12 +170,18 @@ def test_a_model_pauses_resumes_and_forks_under_its_name(store: Path) -> None:
             await call("resume", run="paying", because="it is open"),
             await call("fork", run="paying", at="start", because="to compare"),
             await call("pause", run="nowhere", because="why not"),
+            await call("resume", run="looping", because="trust me"),
+            await call("fork", run="looping", at="start", because="another way"),
         ]
 
-    paused, resumed, forked, unknown = talk(store, operate, "--allow-writes")
+    with killick.open(store) as kd, pytest.raises(killick.RunWaiting):
+        kd.run(looping, None, id="looping")
+    paused, resumed, forked, unknown, *braked = talk(store, operate, "--allow", "pause, resume, fork")
     assert (paused["status"], paused["by"]) == ("paused", "model:mcp")
     assert resumed["status"] == "waiting"
     assert (forked["parent"], forked["at"]) == ("paying", "start")
     assert "nowhere: no such run" in unknown
+    assert all("looping: it was paused by its contract" in each and "Ask a person" in each for each in braked)
     with killick.open(store) as kd:
+        assert kd.info("looping").status == "paused"
         assert forked["run"] in {each.id for each in kd.list()}

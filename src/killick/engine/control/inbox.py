@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from killick.engine.views import Wait as WaitView
 from killick.log.log import Log
 from killick.log.slots import answer_id as answer_id
 from killick.model import events as e
 from killick.model.chunks import pack
 from killick.model.cipher import message_place
+from killick.model.facts import Wait, is_model
 from killick.store.records import COMMAND as COMMAND
 from killick.store.records import Delivery, Message
 
@@ -90,10 +92,24 @@ def separated(apart: Mapping[str, str] | None, by: str | None, verb: str, *, is_
     return f"{by} {apart[by]}; another person has to answer, since duties are separate here" if by in apart else None
 
 
+def asks_person(by: str | None, wait: Wait | WaitView | e.WaitOpened, may: Iterable[str] = ()) -> bool:
+    """Whether a wait is not for this model to answer: it asks others by name, for an approval, or whether an effect
+    happened."""
+    asked = {*wait.to, *may}
+    is_open = not asked and wait.rule is None and wait.waits_for == "answer"
+    return wait.waits_for in ("answer", "settlement") and by not in asked and not is_open
+
+
 def may_answer(
-    by: str | None, to: Sequence[str], may: Sequence[str] | None, roles: Callable[[str], Iterable[str]] | None
+    by: str | None,
+    wait: WaitView | e.WaitOpened,
+    may: Sequence[str] | None,
+    roles: Callable[[str], Iterable[str]] | None,
 ) -> bool:
-    """Whether a person is an addressee: by name, or by role. Without declared people every person is."""
+    """Whether a caller is an addressee: by name, or by role. Without declared people every person is, and no model."""
+    to = wait.to
+    if is_model(by) and asks_person(by, wait, may or ()):
+        return False
     if not to or (may is None and roles is None):
         return True
     if by is None:

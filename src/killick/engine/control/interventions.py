@@ -1,32 +1,44 @@
 """The effect of a command, decided from the record alone: the events that carry it out, or the refusal.
 
 Touches no store. Refuses to override or skip a step that is open or over: an attempt is settled by an answer, an ended
-step by a rewind or a fork.
+step by a rewind or a fork. Refuses a caller named `model:…` that continues or ends what waits for a person.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from killick.definitions.tools import TOOLS
+from killick.engine.approval.call_answer import INSTEAD, PERSON
+from killick.engine.control.inbox import asks_person
 from killick.engine.replay import OVER
 from killick.errors import AnswerRefused, ContextStale, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
-from killick.model.facts import OUT_OF_BAND, Facts, Step, Wait
+from killick.model.facts import OUT_OF_BAND, Facts, Step, Wait, is_model
 from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.typed import convert
 
 Body = dict[str, Any]
 
+_OF_PERSONS: Final = ("cancel", "override", "skip")
+"""The commands that end a question or a hold, which models may not end for a person."""
+
 SKIPPED: Final = "killick.Skipped"
 _TYPES: Final = (SKIPPED, "killick.errors.Skipped", "killick.errors.StepFailed")
+
+_DECISIONS: Final = frozenset({PERSON, INSTEAD, "killick.Skipped", "killick.Stopped"})
+"""Codes and types of failures that a person decided on."""
 
 
 def entries_of(fold: Fold, body: Body, *, by: str | None, at: int) -> list[Entry]:
     """A command as the events that carry it out. AnswerRefused, ContextStale: it cannot be."""
     because = {"because": body["because"]} if body.get("because") else None
+    if (verb := body["command"]) in _OF_PERSONS:
+        named, waits = body.get("step"), fold.facts.waits
+        refuse_model(fold.facts, by, verb, waits=[each for each in waits.values() if named in (None, each.step)])
     match body["command"]:
         case "pause":
             return [Entry(e.RunPaused(at=at, by=by), because)]
@@ -162,3 +174,43 @@ def _inside(fold: Fold, scope: e.StepId) -> str:
 def _where(step: Step, facts: Facts) -> str:
     wait = facts.waits.get(step.id)
     return f"waiting for {wait.waits_for} {wait.name}".strip() if wait is not None else step.status
+
+
+# whose move it is ---------------------------------------------------------------------------------
+
+
+def person_only(facts: Facts) -> str | None:
+    """Returns why only a person may continue a run; None if others may, too."""
+    if facts.cancelling or facts.status == "cancelled":
+        return "it is cancelled"
+    if facts.paused and not is_model(facts.paused):
+        return f"it was paused by {'its contract' if facts.paused == 'contract' else facts.paused}"
+    if facts.crashes is not None and facts.crashes.quarantined:
+        return f"its process died {facts.crashes.deaths} times in a row"
+    if facts.mend and facts.mend != facts.diverged:
+        return "its record was repaired"
+    return None
+
+
+def person_ended(failure: Failure | None) -> str | None:
+    """Returns why a failed run is not for a model to continue: a person rejected, skipped or stopped its step."""
+    while failure is not None:
+        found = {failure.type, failure.details.get("code")} & _DECISIONS
+        if found and not is_model(failure.details.get("by")):
+            return f"it failed because of a person's decision ({failure.message})"
+        failure = failure.cause
+    return None
+
+
+def refuse_model(
+    facts: Facts, by: str | None, verb: str, *, waits: Iterable[Wait] = (), also: str | None = None
+) -> None:
+    """Refuses a model's command on a run that only a person may continue, or on a wait that asks a person.
+
+    also  another reason, if the caller knows one
+    """
+    if not is_model(by):
+        return
+    asked = (f"step {each.step} asks {', '.join(each.to) or 'a person'}" for each in waits if asks_person(by, each))
+    if (why := person_only(facts) or also or next(asked, None)) is not None:
+        raise AnswerRefused(facts.run, f"{why}; a model may not {verb} it. Ask a person to, or go on with another run")

@@ -7,6 +7,7 @@ from typing import Any
 
 from killick.definitions.policy import Effect, Policy
 from killick.definitions.tools import TOOLS, AnyTool, Shape, Tool
+from killick.engine.control.interventions import refuse_model
 from killick.engine.effects.reconcile import ask_person
 from killick.engine.effects.run_tree import effect_to_undo
 from killick.engine.execution import Branch, Execution
@@ -98,6 +99,8 @@ async def undo(
 
     `settled` is a person's word: the outcome of a compensation in doubt, or that they undid the effect by hand.
     """
+    if settled is not None:
+        refuse_model(ex.log.fold.facts, by, "settle", also="only a person finds out whether it happened")
     if ex.files is not None:
         await ex.files.restore_due()
     effect = effect_to_undo(ex.engine.log, ex.run_id, step)

@@ -9,11 +9,12 @@ import msgspec
 
 from killick.engine import renewals
 from killick.engine.control.inbox import message_taken
+from killick.engine.control.interventions import refuse_model
 from killick.engine.effects.branch_point import Cut, cut
 from killick.engine.execution import Execution
 from killick.engine.signals import Rewinding
 from killick.engine.steps import permits
-from killick.errors import BoundaryUnknown, TimeRefused
+from killick.errors import AnswerRefused, BoundaryUnknown, TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
@@ -31,6 +32,7 @@ class Rewind(msgspec.Struct, frozen=True):
 def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, because: str | None = None) -> Rewind:
     """The event that rewinds a run. It must be written at the head."""
     refuse_own(run.fold.facts.agent, run.run)
+    refuse_model(run.fold.facts, by, "rewind")
     if run.fold.facts.renewed_as is not None:
         raise TimeRefused(run.run, f"continues as {run.fold.facts.renewed_as}; rewind that, or fork this one")
     found = cut(log, run.run, to, has_undone=bool(run.fold.facts.beside))
@@ -66,6 +68,6 @@ async def record_rewind(ex: Execution, wanted: Rewinding) -> None:
     try:
         found = rewind(ex.engine.log, ex.log, wanted.to, at=ex.now_us(), by=by, because=wanted.because)
         entry, rights = found.entry, found.rights
-    except (BoundaryUnknown, TimeRefused) as refused:
+    except (AnswerRefused, BoundaryUnknown, TimeRefused) as refused:
         entry, rights = ex.noted(f"{by or 'a person'} wanted the run rewound: {refused.reason}"), {}
     await ex.write(Entry(message_taken(message, ex.now_us())), entry, **rights, takes=(message.number,))

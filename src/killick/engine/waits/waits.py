@@ -361,7 +361,7 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
     if waiter.digest is not None and fields.get("digest") != waiter.digest:
         return "it answers another question"
     try:
-        if event is not None and not may_answer(message.by, event.to, asked.get("may"), ex.engine.roles):
+        if event is not None and not may_answer(message.by, event, asked.get("may"), ex.engine.roles):
             return "it was asked of others"
     except Exception as error:
         # The caller's function of roles failed: the run is interrupted, and resumes later.

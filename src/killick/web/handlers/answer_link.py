@@ -79,7 +79,7 @@ def open_wait(call: Call[Any, Any], link: Link, by: str) -> Wait:
         raise AnswerRefused(id_, f"it is not asked any more; the run is {state.status}")
     if not link.is_about(store, wait):
         raise AnswerRefused(id_, "the question has changed since this was sent; open the newest message")
-    if not may_answer(by, wait.to, wait.may, client.runtime.engine.roles):
+    if not may_answer(by, wait, wait.may, client.runtime.engine.roles):
         raise NotAsked(id_, by=by, may=wait.may or wait.to)
     call.request.state.killick_person = call.person = Person(by, "operator")
     return wait
