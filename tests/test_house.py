@@ -26,7 +26,7 @@ from source_tree import ROOT, House, Module, as_it_stands, dotted, imports, node
 LAYERS: Final = {
     "errors": 0, "browser_guard": 0, "http_server": 0, "clock": 0, "ids": 0, "type_init": 0,
     "blocking": 0, "logger": 0, "lru": 0, "version": 0, "permissions": 0, "fork_safety": 0, "sanitizer": 0, "text": 0,
-    "threads": 0,
+    "threads": 0, "credentials": 0,
     "model": 1,
     "contracts": 2,
     "store": 3,

@@ -201,3 +201,19 @@ def test_an_effect_in_doubt_is_named_while_it_waits_for_a_person(capsys: Capture
     assert "\n  killick inbox\n" in out
     [finding] = data(capsys, code=1)["findings"]
     assert (finding["reason"], finding["runs"][0]["about"]) == ("doubt", "step 1")
+
+
+def test_secrets_lists_the_credentials_on_record_without_their_values(capsys: Capture, here: Path) -> None:
+    capsys.readouterr()
+    assert main(["store", "doctor", "--secrets"]) == 0
+    with killick.open(str(here / "killick.db")) as kd:
+        kd.send("r", "login", {"headers": {"Authorization": "Bearer HDRTOKEN0002"}})
+    capsys.readouterr()
+    assert main(["store", "doctor", "--secrets"]) == 1
+    printed = capsys.readouterr()
+    assert "HDRTOKEN" not in printed.out + printed.err
+    assert printed.out.split() == ["r", "message", "login.headers.Authorization", "authorization"]
+    assert main(["store", "doctor", "--secrets", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "run": "r", "seq": 0, "step": None, "field": "message login.headers.Authorization", "kind": "authorization"
+    }  # fmt: skip

@@ -443,8 +443,8 @@ def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("ps", 186), ("inbox", 187), ("show claim_17", 193), ("find calls pay", 176), ("store doctor", 208),
-        ("time diff claim_17 3", 268), ("store verify", 266), ("edit note claim_17 x", 340),
+        ("ps", 187), ("inbox", 188), ("show claim_17", 194), ("find calls pay", 177), ("store doctor", 209),
+        ("time diff claim_17 3", 269), ("store verify", 267), ("edit note claim_17 x", 343),
     ],
 )  # fmt: skip
 def test_a_command_imports_what_it_needs_and_no_more(prepared: Path, tmp_path: Path, words: str, most: int) -> None:

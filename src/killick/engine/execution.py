@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol
 
+from killick.credentials import without
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import HERE
 from killick.definitions.markers import InnerSteps
@@ -291,7 +292,7 @@ class Execution:
 
     def noted(self, note: str, step: e.StepId | None = None) -> Entry:
         """A note of the engine's own, for readers of the history."""
-        return Entry(e.NoteMade(at=self.now_us(), step=step, by="killick"), {"note": note})
+        return Entry(e.NoteMade(at=self.now_us(), step=step, by="killick"), {"note": without(note)})
 
     def step_ended(self, step: e.StepId, outcome: Literal["returned", "failed", "cancelled"], **values: Any) -> Entry:
         """The end of a step without attempts of its own."""

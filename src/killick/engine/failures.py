@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from killick.credentials import without
 from killick.errors import KillickError, NotDone, RateLimited, RunFailed, StepFailed
 from killick.model.codec import without_revealed
 from killick.model.events import NotRetried
@@ -384,8 +385,9 @@ def _cut_off(failure: Failure | None, depth: int) -> Failure | None:
 
 
 def _shortened(text: str, chars_max: int) -> str:
-    """A text of an error, which is always one that can be stored and shown, without secrets that were revealed."""
-    text = without_revealed(text)
+    """A text of an error, which is always one that can be stored and shown, without credentials and secrets that were
+    revealed."""
+    text = without(without_revealed(text)[: 2 * chars_max])  # a credential may begin before the cut
     return printable(text if len(text) <= chars_max else f"{text[:chars_max]}… (cut)")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 from msgspec.structs import replace
 from rich.filesize import decimal
 from rich.text import Text
@@ -33,13 +34,19 @@ def namespaces_command(shell: Shell) -> None:
 
 
 @command("doctor", app=True)
-def doctor_command(shell: Shell) -> Exit:
+@click.option("--secrets", is_flag=True, help="List the credentials on record instead. Reads every event.")
+def doctor_command(shell: Shell, secrets: bool) -> Exit:
     """Diagnose the store, and print the next move for each problem.
 
     Checks the configuration and lists stuck runs by reason; with an app, also runs of agents that it does not declare.
     Quick for any number of runs: `killick store verify` verifies the log itself. Changes nothing; exits with 1 when it
     finds a problem.
+
+    With --secrets: lists run, step, field and kind of each credential that is on record, and never its value. With
+    --json, a document in each line.
     """
+    if secrets:
+        return _list_credentials(shell)
     try:
         shell.load_app()
         try:
@@ -58,6 +65,26 @@ def doctor_command(shell: Shell) -> Exit:
     shell.emit({"wrong": found.wrong, **report})
     _draw(shell, found)
     return Exit.BAD if found.wrong else Exit.DONE
+
+
+def _list_credentials(shell: Shell) -> Exit:
+    from killick.history.credential_scan import scan
+
+    runs: set[str] = set()
+    count = 0
+    for each in scan(shell.log):
+        shell.emit_line(each)
+        at = f"step {each.step}" if each.step else f"@{each.seq}" if each.seq else ""
+        if not shell.json:
+            shell.print(Text.assemble((each.run, "bold"), f"  {at}  {each.field}  ", (each.kind, "red")))
+        runs.add(each.run)
+        count += 1
+    if count:
+        remedy = f"rotate them; {shell.typed('store', 'erase')} removes their values from the record"
+        shell.note(f"{counted(count, 'credential')} in {counted(len(runs), 'run')}: {remedy}")
+        return Exit.BAD
+    shell.note("no credential was found")
+    return Exit.DONE
 
 
 def _is_declared(agent: str) -> bool:
