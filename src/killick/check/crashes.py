@@ -362,7 +362,7 @@ class _LeapingLoop(asyncio.SelectorEventLoop):
 
     def _waits(self, loop: Any, on_hang: Callable[[], object]) -> bool:
         """Jumps to the next timer, or detects a hang; True if an outside event may occur."""
-        alone = len(loop._selector.get_map()) <= 1 and set(threading.enumerate()) <= self._threads
+        alone = len(loop._selector.get_map()) <= 1 and _threads() <= self._threads
         timers: list[asyncio.TimerHandle] = loop._scheduled
         times = [timer.when() for timer in timers if timer is not self._tick and not timer.cancelled()]
         if not alone and super().time() < self._until:
@@ -377,12 +377,17 @@ class _LeapingLoop(asyncio.SelectorEventLoop):
         return False
 
 
+def _threads() -> set[threading.Thread]:
+    """The threads that can be waited for: those of `_thread` have a stand-in, which stays after their end."""
+    return {each for each in threading.enumerate() if not isinstance(each, threading._DummyThread)}  # pyright: ignore[reportPrivateUsage]
+
+
 class _Process:
     """The clients of one process, and their loop."""
 
     def __init__(self, opened: Callable[[], Client], life: Life, hang_seconds: float) -> None:
         self.life = life
-        self._before = set(threading.enumerate())
+        self._before = _threads()
         self.loop = _LeapingLoop(self._before, hang_seconds)
         self._opened = opened
         self._clients: list[Client] = []
@@ -399,7 +404,7 @@ class _Process:
         for client in self._clients:
             client.runtime.engine.threads.close()
         for turn in range(_TURNS_MAX):
-            tasks, threads = asyncio.all_tasks(loop), set(threading.enumerate()) - self._before
+            tasks, threads = asyncio.all_tasks(loop), _threads() - self._before
             if not tasks and not threads:
                 break
             for task in tasks if turn % _TURNS_TO_LEAVE == 0 else ():

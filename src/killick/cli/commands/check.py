@@ -14,6 +14,7 @@ from rich.text import Text
 
 from killick.check.checker import STORIES_MAX, Case, case_like, check
 from killick.check.findings import Finding, Report
+from killick.check.isolation import isolated
 from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, pair, value_of
@@ -36,10 +37,11 @@ PATIENCE_SECONDS: Final = 60
 @click.option("--real", metavar="TOOL", multiple=True, help="Execute this tool for real, hundreds of times; * for all.")
 @click.option("--like", metavar="RUN", help="Use this run's input, results and answers.")
 @click.option("--max", "most", type=click.IntRange(1), default=STORIES_MAX, show_default=True, help="Maximum of runs.")
+@click.option("--isolate", is_flag=True, help="Without network, files read-only. Linux namespaces.")
 @click.option("--strict", is_flag=True, help="Exit with 1 on advice, too.")
 def check_command(
     shell: Shell, target: str, given: str | None, fakes: Sequence[str], answers: Sequence[str],
-    messages: Sequence[str], real: Sequence[str], like: str | None, most: int, strict: bool,
+    messages: Sequence[str], real: Sequence[str], like: str | None, most: int, isolate: bool, strict: bool,
 ) -> int:  # fmt: skip
     """Inject every fault into an agent, and report what breaks.
 
@@ -47,11 +49,26 @@ def check_command(
     rate limits, pauses, late answers, deadlines. Tools and models are not called: each returns a sample of its type, or
     your value. No store is written.
 
+    It is no sandbox: handles opened before, C code and other threads are not seen. --isolate keeps the agent's process
+    from the world where the system can.
+
     \b
     killick check app.py:review
     killick check app.py:review --input '{"id": 17}' --fake fetch_docs='["a.pdf"]' --answer reject
     killick check app.py:review --like claim_17
     """
+    if isolate:
+        try:
+            code = isolated()
+        except OSError as error:
+            raise CommandFailed(
+                f"--isolate: this system isolates no process ({error}); run the check in a container without network, "
+                "or without --isolate"
+            ) from None
+        if code is not None:
+            return code
+        if like is not None:
+            shell.open_read_only()
     cases = _cases(shell, target, like)
     answered = dict(pair(text) if "=" in text else ("*", value_of(text)) for text in answers)
 
@@ -64,6 +81,13 @@ def check_command(
         )  # fmt: skip
 
     reports = [_checked(shell, joined(case), most) for case in cases]
+    if not isolate and any(report.verdict == "sound" for report in reports):
+        shell.print(
+            Text(
+                "  Not a sandbox: of handles opened before, C code and other threads nothing is seen; see --isolate",
+                "dim",
+            )
+        )
     documents = list(map(document, reports))
     shell.emit(documents if len(reports) > 1 else documents[0])
     bad = any(report.faults or (strict and report.findings) for report in reports)
