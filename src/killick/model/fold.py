@@ -14,7 +14,7 @@ from killick.model.facts import Attempt, PlainStep, Step
 from killick.model.fold_data import FoldData
 from killick.model.fold_handlers import HANDLERS
 
-FOLD: Final = 13
+FOLD: Final = 14
 """The version of this fold; snapshots of another version are ignored."""
 
 
