@@ -328,7 +328,8 @@ def test_two_votes_of_one_person_that_meet_in_the_store_are_counted_once_and_the
     # What a process does that read the inbox before the vote by link came.
     engine, body = office.kd.runtime.engine, {"kind": "approve", "value": None, "comment": None, "digest": wait.digest}
     id_ = f"answer:r:{wait.step}@{wait.opened}#lea"
-    answers.deliver(engine, "r", "killick.vote", body, id=id_, by="lea", slot=of_wait(wait.step, wait.opened, 1))
+    slot = of_wait("r", wait.step, wait.opened, 1, engine.store.secret_key)
+    answers.deliver(engine, "r", "killick.vote", body, id=id_, by="lea", slot=slot)
     office.kd.advance("r")
     assert votes(office) == ("lea",)
     office.kd.answer("r", "approve", by="leo")
