@@ -37,7 +37,7 @@ test-rest: $(VENV)/has-test programs  ## run the tests marked slow: more kills, 
 test-all: $(VENV)/has-test programs  ## run every test but those marked far
 	@$(PYTEST) -m 'not far'
 
-test-far: $(VENV)/has-test programs  ## hunt for hours, by hand: tests marked far, more escapes and attacks, soak, clusters
+test-far: $(VENV)/has-test $(VENV)/has-far programs  ## hunt for hours, by hand: tests marked far, more escapes and attacks, soak, clusters
 	@$(PYTEST) -m far
 	@PYTHONPATH=tests $(PY) -m escape --times 20
 	@PYTHONPATH=tests $(PY) -m attack
