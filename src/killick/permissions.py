@@ -185,6 +185,7 @@ def exposure(found: os.stat_result) -> str | None:
 
 def read_secret(path: str | Path) -> bytes:
     """Reads a file with a key or a secret, also through a link. Raises KeyRefused if others may reach it."""
+    refuse_database(path)
     with open(path, "rb") as file:
         if reason := exposure(os.fstat(file.fileno())):
             raise KeyRefused(str(path), f"{reason}, and replace the secret if another user may have read it")

@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from killick.cli.context import text_of
+from killick.definitions.agents import read_contract
 from killick.errors import RunBusy, StoreGone, StoreUnavailable
 from killick.log import Log
-from killick.permissions import open_output, read_input
+from killick.permissions import open_output, read_input, read_secret
 from killick.store import SqliteStore
 from killick.store.sqlite import identity
 from store_contract.builders import creation, following, indexed, letter
@@ -77,7 +79,7 @@ def test_a_read_only_copy_of_a_log_takes_no_locks_from_an_open_store(store: Sqli
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 def test_a_file_of_an_open_store_is_no_input_and_no_output(store: SqliteStore, suffix: str) -> None:
-    for use in (read_input, open_output):
+    for use in (read_input, open_output, read_secret, read_contract, lambda path: text_of(f"@{path}")):
         with pytest.raises(StoreUnavailable, match="open store"):
             use(store.place + suffix)
 
@@ -180,6 +182,12 @@ def test_a_message_is_heard_under_every_name(store: SqliteStore, path: Path, mon
         other.watch(hear)
         deliver(store, letter("a", "m"))
         assert heard.wait(SECONDS), received
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_a_file_that_belongs_to_a_store_is_no_store(store: SqliteStore, path: Path, suffix: str) -> None:
+    with pytest.raises(StoreUnavailable, match=store.place):
+        SqliteStore(f"{path}{suffix}")
 
 
 def test_a_second_hard_link_is_refused(path: Path) -> None:

@@ -27,7 +27,7 @@ from killick.errors import AgentUnknown, RunUnknown, StoreBroken
 from killick.ids import RandomIds
 from killick.log.log import Log
 from killick.model.retry import seconds
-from killick.permissions import open_output, read_input
+from killick.permissions import open_output, read_input, refuse_database
 from killick.presenting.encoder import document
 from killick.sanitizer import visible
 from killick.store import open_store
@@ -372,6 +372,7 @@ def text_of(text: str) -> str:
     if not text.startswith("@"):
         return text
     try:
+        refuse_database(text[1:])
         found = Path(text[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"

@@ -22,6 +22,7 @@ from killick.errors import AgentUnknown, ContractRefused, DeclarationRefused
 from killick.fork_safety import cached_property
 from killick.model.codec import digest
 from killick.model.typed import convert
+from killick.permissions import refuse_database
 from killick.workspace.workspace import Workspace
 
 I = TypeVar("I")  # noqa: E741
@@ -181,6 +182,7 @@ def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machi
 def read_contract(path: str | os.PathLike[str]) -> Contract:
     """Reads a contract from a TOML file. Raises ContractRefused, which names the invalid rule."""
     try:
+        refuse_database(path)
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ContractRefused(os.fspath(path), f"cannot be read ({error}); name a TOML file") from None

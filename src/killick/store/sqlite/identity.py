@@ -22,6 +22,8 @@ logger: Final = get_logger("killick")
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
+_BESIDE: Final = ("-wal", "-shm", "-journal")
+
 LOOK_SECONDS: Final = 0.05
 """How long a check serves the reads after it, and the beginning of a transaction. Each commit has its own."""
 
@@ -46,6 +48,9 @@ class FileIdentity:
 
     def pin(self) -> None:
         """Takes the database for the one to keep to, before its first connection."""
+        base = next((self._place.removesuffix(end) for end in _BESIDE if self._place.endswith(end)), self._place)
+        if base != self._place and os.path.exists(base):
+            raise StoreUnavailable(self._place, f"is a file of the store {base}; name that")
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # SQLite reports a bad path
             found = os.stat(self._place)
             if not stat.S_ISREG(found.st_mode):
