@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from killick.model import events as e
 from killick.store import SqliteStore
 from killick.store.protocol import rebuild
 from killick.store.records import Delivery, RunQuery
+from killick.store.sqlite import btrees
 from killick.store.sqlite.file import PAGE_BYTES
 from seeds import draw_seed, repeats
 
@@ -232,3 +234,72 @@ def test_an_erased_value_is_not_fetched_from_a_backup(original: Path, tmp_path: 
         row = log.store.row("run_7", 1)
         assert row is not None
         assert row.data is None
+
+
+KEYS = {
+    "heads": "number", "events": "id", "pieces": "piece", "inbox": "number, message", "slots": "number, name",
+    "claims": "space, key",
+}  # fmt: skip
+
+
+def leaves(path: Path, table: str) -> list[int]:
+    with closing(sqlite3.connect(path)) as db:
+        query = "SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf' ORDER BY path"
+        return [page for (page,) in db.execute(query, (table,))]
+
+
+def read_by_key(original: Path, path: Path, table: str) -> set[tuple[object, ...]]:
+    """The rows that a read of their key finds, of those that were written."""
+    names, found = KEYS[table], set[tuple[object, ...]]()
+    where = " AND ".join(f"{name} = ?" for name in names.split(", "))
+    with closing(sqlite3.connect(original)) as whole, closing(sqlite3.connect(path)) as db:
+        for key in whole.execute(f"SELECT {names} FROM {table}").fetchall():
+            with suppress(sqlite3.Error):
+                found |= set(db.execute(f"SELECT * FROM {table} WHERE {where} LIMIT 1", key).fetchmany(1))
+    return found
+
+
+@pytest.mark.parametrize("table", KEYS)
+@pytest.mark.parametrize("places", [(0,), (1,), (-1,), (0, -1), (0, 2), (1, 3, 5)], ids=str)
+def test_a_table_that_is_written_again_has_every_row_that_could_be_read(
+    original: Path, tmp_path: Path, table: str, places: tuple[int, ...]
+) -> None:
+    pages = leaves(original, table)
+    path = damage(original, tmp_path, *{pages[place] for place in places if place < len(pages)} or {pages[0]})
+    before = read_by_key(original, path, table)
+    with opened(path) as log:
+        assert rebuild(log.store)
+    assert read_by_key(original, path, table) >= before
+
+
+def test_a_table_that_would_lose_a_row_that_can_be_read_is_not_written_again(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = damage(original, tmp_path, leaves(original, "events")[3])
+    before = read_by_key(original, path, "events")
+    read = btrees.readable
+
+    def forgetful(db: sqlite3.Cursor, table: str, holes: btrees.Holes) -> Iterator[tuple[object, ...]]:
+        rows = read(db, table, holes)
+        return (row for row in rows if table != "events" or row[0] != (20 << 32) + 5)
+
+    monkeypatch.setattr(btrees, "readable", forgetful)
+    with opened(path) as log:
+        [problem] = rebuild(log.store)
+        assert problem.where == "events"
+        assert "not written again" in problem.what
+    assert read_by_key(original, path, "events") == before
+
+
+def test_a_repair_that_loses_a_run_names_it_and_exits_with_1(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = damage(original, tmp_path, leaves(original, "heads")[0])
+    with opened(path) as log:
+        lost = [name for name in NAMES if name in verify(log).broken]
+    assert lost
+    assert main(["store", "repair", "--from", str(original), "--yes", "--json", "--store", str(path)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {each["run"] for each in found["lost"]} >= set(lost)
+    with opened(path) as log:
+        assert exportable(log) == set(NAMES) - set(lost)

@@ -411,7 +411,7 @@ def lease_all(store: Store, runs: Sequence[str], holder: str, *, seconds: float)
 def rebuild(store: Store) -> list[records.Problem]:
     """Writes the damaged tables of a store again, with the rows that can be read, where a store keeps its own pages.
 
-    Returns the damage; a problem that is not healed lost rows.
+    Returns what it did with each table, and the runs that it lost.
     """
     found: Callable[[], list[records.Problem]] = getattr(store, "rebuild", list)
     return found()

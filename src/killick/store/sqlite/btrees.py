@@ -9,16 +9,26 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from killick.store.holes import next_readable
-from killick.store.records import Problem
-from killick.store.sqlite.rows import Q
+from killick.store.records import LAST, Problem
+from killick.store.sqlite.rows import SEQ_BITS, Q
 
 _DERIVED: Final = frozenset({"piece_uses", "runs", "tags", "snapshots", "quarantine", "marks", "marked", "rate_limits"})
 """Tables that verification of the runs writes again; losing a rate limit only forgets calls."""
+
+_NUMBERED: Final = frozenset({"heads", "events", "pieces", "runs", "quarantine", "aside", "marked", "feed"})
+"""Tables with a number as their key."""
+
+_OF_RUN: Final = "id > ?1 << 32 AND id < (?1 + 1) << 32"
+_READ_BY: Final = {
+    "heads": "run = ?", "pieces": "hash = ?", "events": _OF_RUN, "aside": _OF_RUN,
+    "inbox": "number = ?", "slots": "number = ?", "claims": "number = ?",
+}  # fmt: skip
+"""How the store reads each table of truth."""
 
 _REBUILT: Final = "_rebuilt"
 _PASSING: Final = frozenset({
@@ -99,30 +109,45 @@ class Holes:
 
 def readable(db: sqlite3.Cursor, table: str, holes: Holes) -> Iterator[tuple[Any, ...]]:
     """Yields every row that is on a readable page, in no order. Notes the rest in `holes`."""
-    columns = db.execute(f"PRAGMA table_info({table})").fetchall()
-    key = [column[1] for column in sorted(columns, key=lambda column: column[5]) if column[5]]
-    query = partial(Q.readable.format, columns=", ".join(column[1] for column in columns), table=table)
-    if len(key) == 1 and columns[0][1] == key[0] and columns[0][2] == "INTEGER":
-        yield from _by_number(db, query(conditions=f"WHERE {key[0]} >= ? ORDER BY {key[0]}"), holes)
-        return
+    columns, key = _columns(db, table)
+    query = partial(Q.readable.format, columns=", ".join(columns), table=table)
     order = f"ORDER BY {', '.join(key)}" if key else ""
+    backwards = f"{order.replace(',', ' DESC,')} DESC"
+    if key[:1] == ["number"] or (len(key) == 1 and table in _NUMBERED):
+        after = query(conditions=f"WHERE {key[0]} >= ? {order}")
+        before = query(conditions=f"WHERE {key[0]} >= ? AND {key[0]} < ? {backwards}")
+        yield from _by_number(db, after, before, holes, SEQ_BITS if _READ_BY.get(table) == _OF_RUN else None)
+        return
     yield from _until_damaged(db, query(conditions=order), (), holes)
     if holes.what and key:  # from the other end; rows that come twice are for the reader to ignore
-        yield from _until_damaged(db, query(conditions=f"{order.replace(',', ' DESC,')} DESC"), (), holes)
+        yield from _until_damaged(db, query(conditions=backwards), (), holes)
 
 
-def _by_number(db: sqlite3.Cursor, query: str, holes: Holes) -> Iterator[tuple[Any, ...]]:
-    """Reads a table with a number as its key, and finds the end of each unreadable range."""
-    first: int | None = -(1 << 62)
+def _columns(db: sqlite3.Cursor, table: str) -> tuple[list[str], list[str]]:
+    """Returns the names of a table's columns, and of those in its primary key."""
+    columns = db.execute(f"PRAGMA table_info({table})").fetchall()
+    return [column[1] for column in columns], [
+        column[1] for column in sorted(columns, key=lambda column: column[5]) if column[5]
+    ]
+
+
+def _by_number(
+    db: sqlite3.Cursor, after: str, before: str, holes: Holes, run_bits: int | None
+) -> Iterator[tuple[Any, ...]]:
+    """Reads a table whose key begins with a number, and finds the end of each unreadable range."""
+    first: int | None = 0
     while first is not None:
         last, here = first, Holes()
-        for row in _until_damaged(db, query, (first,), here):
-            last = max(first, row[0])
+        for row in _until_damaged(db, after, (first,), here):
+            if isinstance(row[0], int):
+                last = max(first, row[0])
             yield row
         if not here.what:
             return
         holes.what = holes.what or here.what
-        first = next_readable(last, lambda at: _can_read(db, query, at))
+        first = next_readable(last, lambda at: _can_read(db, after, at), run_bits=run_bits)
+        # The last rows of a number whose first ones are on the damaged page.
+        yield from _until_damaged(db, before, (last, LAST if first is None else first), Holes())
 
 
 def _can_read(db: sqlite3.Cursor, query: str, first: int) -> bool:
@@ -132,12 +157,18 @@ def _can_read(db: sqlite3.Cursor, query: str, first: int) -> bool:
 
 
 def _until_damaged(db: sqlite3.Cursor, query: str, values: Sequence[Any], holes: Holes) -> Iterator[tuple[Any, ...]]:
+    read = 0
     try:
-        yield from db.connection.cursor().execute(query, values)
+        for row in db.connection.cursor().execute(query, values):
+            yield row
+            read += 1
     except sqlite3.Error as error:
         if not is_damage(error):
             raise
         holes.what = holes.what or str(error)
+        # A cursor of sqlite3 reads one row ahead, and drops the last row before a damaged page.
+        with contextlib.suppress(sqlite3.Error):
+            yield from db.connection.cursor().execute(f"{query} LIMIT 1 OFFSET {read}", values).fetchall()
 
 
 # building again -----------------------------------------------------------------------------------
@@ -146,10 +177,12 @@ def _until_damaged(db: sqlite3.Cursor, query: str, values: Sequence[Any], holes:
 def rebuild(db: sqlite3.Cursor, tree: Tree, reader: sqlite3.Cursor) -> None:
     """Replaces a damaged index, or a damaged table with its readable rows and its indexes.
 
-    The rows come from another connection: a failed read spoils the transaction of its own.
+    The rows come from another connection: a failed read spoils the transaction of its own. Raises RowsLost where a
+    read of the store would find less in the new table.
     """
     db.execute("PRAGMA writable_schema = ON")
     table, fresh = tree.table, f"{tree.table}{_REBUILT}"
+    refused = set[tuple[Any, ...]]()
     if tree.index_name is not None:
         columns = ", ".join(row[2] for row in db.execute(f"PRAGMA index_info({tree.index_name})"))
         _, where, condition = _sql(db, tree.index_name).partition(" WHERE ")
@@ -158,8 +191,10 @@ def rebuild(db: sqlite3.Cursor, tree: Tree, reader: sqlite3.Cursor) -> None:
     else:
         db.execute(re.sub(rf'TABLE "?{table}"?', f"TABLE {fresh}", _sql(db, table), count=1))
         for row in readable(reader, table, Holes()):
-            with contextlib.suppress(sqlite3.IntegrityError):  # a damaged row that a STRICT table refuses
+            try:
                 db.execute(Q.put_rebuilt.format(fresh=fresh, values=", ".join("?" * len(row))), row)
+            except sqlite3.IntegrityError:  # a damaged row that a STRICT table refuses
+                refused.add(row)
         trees = {table: fresh}
         for index, sql in db.execute(Q.indexes, (table,)).fetchall():
             if sql is None:
@@ -167,6 +202,8 @@ def rebuild(db: sqlite3.Cursor, tree: Tree, reader: sqlite3.Cursor) -> None:
             else:
                 trees[index] = f"{index}{_REBUILT}"
                 db.execute(re.sub(rf"INDEX {index} ON {table}\b", f"INDEX {trees[index]} ON {fresh}", sql))
+    if tree.index_name is None and table in _READ_BY:
+        _refuse_loss(db, reader, table, fresh, refused)
     db.executemany(Q.swap_tree, [(other, name) for name, other in trees.items()])
     db.executemany(Q.drop_tree, [(other,) for other in trees.values()])
     db.execute("PRAGMA writable_schema = RESET")
@@ -175,3 +212,30 @@ def rebuild(db: sqlite3.Cursor, tree: Tree, reader: sqlite3.Cursor) -> None:
 def _sql(db: sqlite3.Cursor, name: str) -> str:
     [(sql,)] = db.execute(Q.tree_sql, (name,)).fetchall()
     return sql or ""
+
+
+class RowsLost(Exception):
+    """A table was not written again, because that would lose rows that a read still finds."""
+
+
+def _refuse_loss(db: sqlite3.Cursor, reader: sqlite3.Cursor, table: str, fresh: str, refused: Container[Any]) -> None:
+    """Makes each read of the store that still works, and compares its rows with the new table."""
+    columns, key = _columns(db, table)
+    names, where = ", ".join(columns), " AND ".join(f"{name} = ?" for name in key)
+    kept = Q.kept.format(columns=names, table=fresh, conditions=where)
+    read = Q.kept.format(columns=names, table=table, conditions=_READ_BY[table])
+    for value in _values_read(reader, table):
+        holes = Holes()
+        rows = list(_until_damaged(reader, read, (value,), holes))
+        for row in () if holes.what else rows:
+            if row not in refused and db.execute(kept, [row[columns.index(name)] for name in key]).fetchone() != row:
+                raise RowsLost(f"that would lose rows of {value!r} that can be read")
+
+
+def _values_read(reader: sqlite3.Cursor, table: str) -> Iterator[Any]:
+    """Yields the values by which the store reads a table."""
+    if table == "heads":
+        return known_runs(reader)
+    if table == "pieces":
+        return (hash_ for (hash_,) in _until_damaged(reader, Q.known_pieces, (), Holes()))
+    return (row[0] for row in readable(reader, "heads", Holes()))

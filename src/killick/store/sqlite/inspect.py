@@ -46,11 +46,17 @@ def inspect_readable(db: sqlite3.Cursor) -> Iterator[Problem]:
     rows = {table: readable(db, table, Holes()) for table, _ in _CHECKED}
     heads = list(rows["heads"])
     names: dict[int, str] = {row[0]: row[1] for row in heads}
-    for run in known_runs(db):
-        if run not in names.values():
-            yield Problem(where="heads", what="its head is on a damaged page", run=run)
+    yield from lost_heads(db)
     for table, found in {**rows, "heads": iter(heads)}.items():
         yield from _checksums(table, found, names)
+
+
+def lost_heads(db: sqlite3.Cursor) -> Iterator[Problem]:
+    """Returns the runs whose head is on a damaged page."""
+    names = {row[1] for row in readable(db, "heads", Holes())}
+    for run in known_runs(db):
+        if run not in names:
+            yield Problem(where="heads", what="its head is on a damaged page", run=run)
 
 
 def _checksums(table: str, rows: Iterable[tuple[Any, ...]], names: Mapping[int, str]) -> Iterator[Problem]:

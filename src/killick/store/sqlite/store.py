@@ -32,7 +32,7 @@ from killick.store.sqlite import btrees, listing, search_terms
 from killick.store.sqlite.conditions import conditions
 from killick.store.sqlite.due import DueQuery, due, soonest_us
 from killick.store.sqlite.file import SqliteFile
-from killick.store.sqlite.inspect import damaged_pieces, inspect, inspect_readable, misplaced
+from killick.store.sqlite.inspect import damaged_pieces, inspect, inspect_readable, lost_heads, misplaced
 from killick.store.sqlite.rows import (
     HEAD_DAMAGED,
     SEQ_BITS,
@@ -503,7 +503,8 @@ class SqliteStore(SqlReads):
         with self._file.reading() as db:
             wrong = btrees.check(db)
             trees = [] if wrong is None else list(btrees.damaged(db))
-        rebuilt = self._rebuild([tree for tree in trees if tree.is_derived]) if heal else set[str]()
+        derived = [tree for tree in trees if heal and tree.is_derived]
+        rebuilt = {tree.table for tree in derived} - self._rebuild(derived).keys()
         found = [tree.problem(healed=tree.table in rebuilt) for tree in trees]
         if wrong is not None and not trees:
             found.append(records.Problem(where="file", what=wrong))
@@ -531,23 +532,28 @@ class SqliteStore(SqlReads):
         """Writes every damaged table again, with the rows that can be read, and frees the damaged pages."""
         with self._file.reading() as db:
             trees = list(btrees.damaged(db))
-        rebuilt = self._rebuild(trees)
-        if rebuilt:
+            lost = list(lost_heads(db)) if trees else []
+        kept = self._rebuild(trees)
+        if len(kept) < len({tree.table for tree in trees}):
             self._file.vacuum()
-        return [tree.problem(healed=tree.table in rebuilt) for tree in trees]
+        what = {table: f"not written again: {why}" for table, why in kept.items()}
+        done = "written again, with the rows that could be read"
+        tables = dict.fromkeys(tree.table for tree in trees)
+        return [records.Problem(where=table, what=what.get(table, done)) for table in tables] + lost
 
-    def _rebuild(self, trees: Sequence[btrees.Tree]) -> set[str]:
-        """Builds damaged trees again, each in a transaction of its own; returns the tables that are whole then."""
-        failed = set[str]()
+    def _rebuild(self, trees: Sequence[btrees.Tree]) -> dict[str, str]:
+        """Builds damaged trees again, each in a transaction of its own; returns the tables that are still damaged, and
+        why."""
+        failed = dict[str, str]()
         for tree in trees:
             try:
                 with self._file.reading() as reader, self._file.writing() as db:
                     btrees.rebuild(db, tree, reader)
                     if tree.table == "piece_uses":
                         db.execute(Q.keep_pieces)
-            except (sqlite3.Error, StoreBroken):
-                failed.add(tree.table)
-        return {tree.table for tree in trees} - failed
+            except (sqlite3.Error, StoreBroken, btrees.RowsLost) as error:
+                failed[tree.table] = str(error)
+        return failed
 
     def conditions(self) -> list[records.Condition]:
         found = conditions(self._file)

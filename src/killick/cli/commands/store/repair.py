@@ -20,9 +20,10 @@ from killick.history.phrasing import counted
 from killick.log import repair
 from killick.log.paging import heads
 from killick.log.restore import Restored, Source, restore
-from killick.log.verify import last_good
+from killick.log.verify import last_good, verify
 from killick.store import open_store
 from killick.store.protocol import raw_store, rebuild
+from killick.store.records import Problem
 
 
 @command("repair")
@@ -63,10 +64,10 @@ def repair_command(
 
 
 def _fetch(shell: Shell, only: str | None, places: Sequence[str], *, dry_run: bool, yes: bool) -> Exit:
+    lost: list[Problem] = []
     if not dry_run:
         shell.confirm("Write what is damaged again? Copy the store away first.", yes=yes)
-        for problem in rebuild(raw_store(shell.store)):
-            shell.say("~", (problem.where, "bold"), "  written again, with the rows that could be read")
+        lost = _rebuild(shell)
     quarantined = [head.run for _, head in heads(shell.store) if shell.store.quarantined(head.run) is not None]
     wanted = [only] if only else quarantined
     done: dict[str, Restored] = {}
@@ -77,12 +78,32 @@ def _fetch(shell: Shell, only: str | None, places: Sequence[str], *, dry_run: bo
                     found = restore(shell.log, run, source, dry_run=dry_run)
                     before = done[run].fetched if run in done else ()
                     done[run] = msgspec.structs.replace(found, fetched=(*before, *found.fetched))
-    shell.emit({"runs": [msgspec.structs.asdict(each) for each in done.values()], "dry_run": dry_run})
+    lost = [each for each in lost if each.run not in done]
+    shell.emit({
+        "runs": [msgspec.structs.asdict(each) for each in done.values()],
+        "lost": [msgspec.structs.asdict(each) for each in lost],
+        "dry_run": dry_run,
+    })  # fmt: skip
     for each in done.values():
         _print_restored(shell, each, dry_run=dry_run)
-    if not wanted:
+    for problem in some(shell, lost):
+        shell.say("✗", str(problem))
+    if not wanted and not lost:
         shell.say("", "no run is quarantined; `killick store verify` looks for damage")
-    return Exit.DONE if dry_run or all(each.holds for each in done.values()) else Exit.BAD
+    return Exit.DONE if dry_run or (not lost and all(each.holds for each in done.values())) else Exit.BAD
+
+
+def _rebuild(shell: Shell) -> list[Problem]:
+    """Writes the damaged tables again. Verifies all runs then, because what was lost quarantines a run; returns what
+    fails, and the runs that are gone."""
+    found = rebuild(raw_store(shell.store))
+    for problem in found:
+        if problem.run is None:
+            shell.say("~", (problem.where, "bold"), f"  {problem.what}")
+    if not found:
+        return []
+    failed = [each for each in verify(shell.log).problems if not each.healed]
+    return [each for each in found if each.run is not None] + failed
 
 
 def _print_restored(shell: Shell, found: Restored, *, dry_run: bool) -> None:

@@ -531,6 +531,13 @@ SELECT run FROM heads INDEXED BY sqlite_autoindex_heads_1
 -- name: readable
 SELECT {columns} FROM {table} NOT INDEXED {conditions}
 
+-- name: known_pieces
+SELECT hash FROM pieces INDEXED BY sqlite_autoindex_pieces_1
+
+-- Reads a table as the store does.
+-- name: kept
+SELECT {columns} FROM {table} WHERE {conditions}
+
 -- name: rebuilt_index
 CREATE INDEX {fresh} ON {table} ({columns}) {conditions}
 
