@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from killick.clock import ManualClock
 from killick.errors import AlreadyClaimed, KillickError, RunExists, RunUnknown, StoreError
 from killick.store.protocol import Store
-from killick.store.records import Head, Owner, Row, RunQuery
+from killick.store.records import ERASED_BODY, Head, InboxRow, Owner, Row, RunQuery
 from store_contract.builders import TOKEN, blob, cached, chain, creation, following, fork, indexed, letter
 from store_contract.probes import absent, commit, created, deliver, everything, owner, refused, repaired
 
@@ -64,6 +65,17 @@ class Keeping:
         assert [row.seq for row in store.read("a")] == [1, 2, 3, 4]
         with pytest.raises(RunUnknown):
             store.restore("nobody", [again], [])
+
+    def test_restored_messages_keep_their_numbers(self, store: Store) -> None:
+        created(store, "a")
+        deliver(store, letter("a", "m1"))
+        deliver(store, letter("a", "m2"))
+        first, second = store.messages("a")
+        lost, moved = replace(first, body=ERASED_BODY, id="lost:1", taken=1), replace(second, number=4, id="m4")
+        store.restore("a", [], [], [InboxRow(lost, None), InboxRow(moved, None, (b"x" * 32,))])
+        assert store.messages("a") == [lost, second, moved]
+        assert store.inbox("a") == [second, moved]
+        assert store.message("a", "m4") == moved
 
     def test_a_repair_gives_a_head_to_a_run_that_lost_it(self, store: Store) -> None:
         rows = chain(4, bytes(32), "repaired")

@@ -455,6 +455,7 @@ class ExportSource:
     def __init__(self, export: Export) -> None:
         self._rows = {(run, row.seq): row for run, rows in export.rows.items() for row in rows}
         self._pieces = export.pieces
+        self._sent = export.messages
 
     def row(self, run: str, seq: int) -> Row | None:
         """Returns an event."""
@@ -463,3 +464,10 @@ class ExportSource:
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
         """Returns stored values by hash."""
         return {digest: self._pieces[digest] for digest in hashes if digest in self._pieces}
+
+    def messages(self, run: str) -> list[Message]:
+        """Returns the messages of a run."""
+        return [
+            Message(run=run, number=number, id=sent.id, name=sent.name, body=sent.body, by=sent.by, at_us=sent.at_us)
+            for number, sent in enumerate(self._sent.get(run, ()), 1)
+        ]

@@ -12,7 +12,7 @@ from killick.model import event_codec
 from killick.model import events as e
 from killick.model.facts import PERMIT
 from killick.store.memory import MemoryStore
-from killick.store.records import Append, Head, Row, UniqueRight
+from killick.store.records import Append, Head, InboxRow, Row, UniqueRight
 
 
 class EventClaims(NamedTuple):
@@ -38,6 +38,8 @@ def claims_of(event: e.Event) -> EventClaims:
             return EventClaims(takes=(event.message,))
         case e.WaitClosed() | e.WaitVoted() if event.message is not None:
             return EventClaims(takes=(event.message,))
+        case e.RunRepaired():
+            return EventClaims(takes=event.messages)
         case e.RunRewound():
             return EventClaims(returns=event.returned)
         case _:
@@ -67,6 +69,9 @@ def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
         if isinstance(event, e.RunRepaired):
             moved = msgspec.structs.replace(head, seq=row.seq, hash=row.hash, epoch=head.epoch + 1)
             store.repair(moved, keep=event.first - 1, rows=[row])
+            taken = (each for each in store.messages(run) if each.number in event.messages)
+            closed = [InboxRow(msgspec.structs.replace(each, taken=row.seq), None) for each in taken]
+            store.restore(run, [], [], closed)
         else:
             _append(store, head, [row], found)
     _append(store, store.head(run), plain, _NONE)

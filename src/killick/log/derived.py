@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +17,8 @@ from killick.model.facts import PlainStep, plain_step
 from killick.model.fold import FOLD, JUMPS, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.store.protocol import Store
-from killick.store.records import ASKS, CRASHING, DIED_ALONE, STORE_OWNER, SUBJECT, Message, RunIndex, Snapshot
+from killick.store.records import ASKS, CRASHING, DIED_ALONE, STORE_OWNER, SUBJECT, Message, RunIndex, RunRow, Snapshot
+from killick.store.slots import ROOT_SLOT
 
 _BEGIN_STEPS: Final = frozenset({StepStarted, StepIntended, PlainStep})
 _OF_PEOPLE: Final = ("answer", "settlement")
@@ -51,9 +52,26 @@ def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
     )
 
 
+def missing_messages(row: RunRow | None, messages: Sequence[Message], taken: Collection[int] = ()) -> list[int]:
+    """Returns the numbers of the messages that a run received, as its index entry and its log say, and that are not in
+    its inbox. The entry is to be read first, because a message may come."""
+    there = {message.number for message in messages}
+    last = max(0 if row is None else row.delivered, *there, *taken, 0)
+    return [] if last == len(there) else [number for number in range(1, last + 1) if number not in there]
+
+
+def lost_reason(numbers: Sequence[int]) -> str:
+    """Says which messages of an inbox were lost."""
+    many = f"messages {', '.join(map(str, numbers[:5]))}{' and more' if len(numbers) > 5 else ''} are"
+    return f"{many if len(numbers) > 1 else f'message {numbers[0]} is'} missing in its inbox"
+
+
 def indexed_again(store: Store, run: str, fold: Fold, *, at: int) -> bool:
-    """Rewrites a run's index entry and its slots from its log at that seq. False: the head moved, or a message came."""
-    messages = store.messages(run)
+    """Rewrites a run's index entry and its slots from its log at that seq. False: the head moved, a message came, or a
+    message is missing, of which the entry may be the only evidence."""
+    row, messages = store.index(run), store.messages(run)
+    if missing_messages(row, messages):
+        return False
     slots = slots_now(fold.facts, untaken(messages), store.secret_key).values()
     return store.reindex(run, index_of(fold), at=at, slots=tuple(slots), delivered=len(messages))
 
@@ -65,7 +83,7 @@ def index_fits(store: Store, run: str, fold: Fold) -> bool:
         row is not None
         and (row.agent, row.status, row.priority, row.tags) == (said.agent, said.status, said.priority, said.tags)
         and (row.started_at_us, row.changed_at_us) == (said.started_at_us, said.changed_at_us)
-        and row.delivered == len(messages)
+        and row.delivered >= len(messages)  # that some are missing is no fault of the entry
         and set(said.tags) == store.tags(run)
         # A message makes the run due earlier than its log says.
         and row.wake_at_us in {said.wake_at_us, *(min(each.at_us, row.changed_at_us) for each in messages)}
@@ -76,6 +94,11 @@ def slots_fit(store: Store, run: str, fold: Fold) -> bool:
     """Returns whether a run accepts what its log and its inbox say."""
     said = slots_now(fold.facts, untaken(store.messages(run)), store.secret_key)
     return {slot.name: slot for slot in store.slots(run)} == said
+
+
+def root_token(store: Store, run: str) -> str | None:
+    """Returns the first run of a chain of renewals, by which the messages of a later one are deduplicated."""
+    return next((slot.token for slot in store.slots(run) if slot.name == ROOT_SLOT), None)
 
 
 def untaken(messages: Iterable[Message]) -> set[str]:

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Final
 
 from killick.errors import LogError
-from killick.log.derived import index_fits, indexed_again
+from killick.log.checked import quarantine
+from killick.log.derived import index_fits, indexed_again, lost_reason, missing_messages
 from killick.log.log import Log
 from killick.store.records import ENDED
 
@@ -30,7 +31,8 @@ class IndexScrub:
     def scrub(self) -> list[str]:
         """Compares the next part, from the first head again after the last. Returns the rebuilt runs.
 
-        A damaged log is quarantined instead. The run of a live holder is left to it.
+        A run with a damaged log, or a message that is missing in its inbox, is quarantined instead. The run of a live
+        holder is left to it.
         """
         store, rebuilt, folded = self._log.store, list[str](), 0
         found = store.heads(after=self._after, limit=HEADS_MAX)
@@ -47,6 +49,9 @@ class IndexScrub:
                 return rebuilt
             folded += 1
             with suppress(LogError):
+                if lost := missing_messages(store.index(head.run), store.messages(head.run)):
+                    quarantine(store, head.run, lost_reason(lost))
+                    continue
                 fold = self._log.state(head.run).fold
                 fits = entry.status is not None and index_fits(store, head.run, fold)
                 if not fits and indexed_again(store, head.run, fold, at=head.seq):

@@ -1,22 +1,22 @@
-"""Fetches the damaged events and values of a run from another copy. Writes only what matches the hashes of the log."""
+"""Fetches the damaged events, values and messages of a run from another copy. Writes only what fits the log."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from killick.errors import EventBroken, EventUnknown
-from killick.log.derived import indexed_again
+from killick.log.derived import indexed_again, root_token
 from killick.log.log import Log
 from killick.log.paging import pages
-from killick.log.verify import erased_elsewhere, verify
+from killick.log.verify import erased_elsewhere, lost_messages, verify
 from killick.model import event_codec, hashing
 from killick.model import events as e
 from killick.model.chunks import Blob, children, references
 from killick.store.protocol import opened, opened_message, opened_piece, raw_store
-from killick.store.records import Head, Row
+from killick.store.records import Head, InboxRow, Message, Row
 
 
 class Source(Protocol):
@@ -24,6 +24,7 @@ class Source(Protocol):
 
     def row(self, run: str, seq: int) -> Row | None: ...
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]: ...
+    def messages(self, run: str) -> Sequence[Message]: ...
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -40,12 +41,20 @@ def restore(log: Log, run: str, source: Source, *, dry_run: bool = False) -> Res
     log = log.unchecked()  # what is damaged is read here, and compared with what its chain names
     found = _Search(log, log.head(run), source)
     found.events()
+    found.messages()
     found.values()
-    fetched = (*(f"event {row.seq}" for row in found.rows), *(f"value {each.hex()[:12]}" for each in found.blobs))
+    fetched = (
+        *(f"event {row.seq}" for row in found.rows),
+        *(f"message {number}" for number in found.sent),
+        *(f"value {each.hex()[:12]}" for each in found.blobs),
+    )
     holds = False
     if not dry_run:
         if found.rows or found.blobs:
             raw_store(log.store).restore(run, found.rows, [*found.blobs.values()])
+        if found.sent:
+            raw_store(log.store).restore(run, [], [], [*found.inbox()])
+            indexed_again(log.store, run, log.state(run).fold, at=log.head(run).seq)
         holds = verify(log, run).holds
         if holds and log.store.quarantined(run) is not None:
             log.store.quarantine(run, None)
@@ -69,6 +78,7 @@ class _Search:
         }
         self.rows: list[Row] = []
         self.blobs: dict[bytes, Blob] = {}
+        self.sent: dict[int, Message] = {}
         self.missing: list[str] = []
 
     # events -----------------------------------------------------------------------------------
@@ -137,6 +147,43 @@ class _Search:
             else:
                 self.missing.append(f"the data of event {seq}")
 
+    # messages ---------------------------------------------------------------------------------
+
+    def messages(self) -> None:
+        """Looks for the messages that the inbox lost. No hash proves one: the copy must have this log's first event,
+        and the message its own checksum, the lost number, an id that is not here, and that which the log says."""
+        lost = lost_messages(self._log, self._head)
+        ids = {each.id for each in self._raw.messages(self._head.run) if each.number not in lost}
+        first = self._source.row(self._head.run, self._head.base + 1) if lost else None
+        is_same = first is not None and first == self._whole.get(first.seq)
+        sent = {each.number: each for each in self._source.messages(self._head.run)} if is_same else {}
+        for number, taken in lost.items():
+            found = sent.get(number)
+            event = None if taken is None else _event(self._whole[taken])[1] if taken in self._whole else None
+            said = event.id if isinstance(event, e.MessageTaken) else None
+            if found is not None and found.intact and found.id not in ids and said in (None, found.id):
+                self.sent[number] = found
+            else:
+                self.missing.append(f"message {number}")
+
+    def inbox(self) -> Iterator[InboxRow]:
+        """Yields the messages that were found. Which event took them is what this log says, once it is whole."""
+        run, raw = self._head.run, self._raw
+        taken, root = lost_messages(self._log, self._head), root_token(raw, run)
+        for number, each in self.sent.items():
+            by = taken.get(number)
+            if by is None and each.taken and self._repair_of(each.taken):
+                by = each.taken  # a repair set aside the event that took it
+            pieces = tuple(self._below(references(opened_message(self._log.store, each) or b"")))
+            yield InboxRow(msgspec.structs.replace(each, run=run, taken=by), root, pieces)
+
+    def _below(self, wanted: Collection[bytes]) -> Iterator[bytes]:
+        """Yields all chunks below some, with them."""
+        while wanted:
+            yield from wanted
+            found = self._raw.pieces(wanted).values()
+            wanted = [child for piece in found for child in children(opened_piece(self._log.store, piece))]
+
     # values -----------------------------------------------------------------------------------
 
     def values(self) -> None:
@@ -144,7 +191,7 @@ class _Search:
         rows = {**self._local, **self._whole}
         run, store = self._head.run, self._log.store
         clear = [opened(store, run, row.seq, row.data) or b"" for row in rows.values() if row.data is not None]
-        clear += [opened_message(store, message) or b"" for message in self._raw.messages(run)]
+        clear += [opened_message(store, message) or b"" for message in (*self._raw.messages(run), *self.sent.values())]
         wanted = {digest for each in clear if b'{"$' in each for digest in references(each)}
         seen = set[bytes]()
         while wanted := wanted - seen:

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from killick.errors import EventBroken, EventUnknown, StoreBroken, StoreError, StoreReadOnly
 from killick.log.checked import FORGED, UNCHAINED
-from killick.log.derived import index_fits, indexed_again, slots_fit, snapshot_of
+from killick.log.derived import index_fits, indexed_again, missing_messages, slots_fit, snapshot_of
 from killick.log.log import Log
 from killick.log.paging import heads, pages
 from killick.model import event_codec, hashing
@@ -32,7 +32,8 @@ from killick.store.records import ERASED_BODY, Head, Problem, Row, Snapshot
 _TRIES: Final = 20
 _DERIVED: Final = ("piece_uses", "snapshots", "runs", "slots")
 _NOTED: Final = frozenset({
-    e.MessageTaken, e.WaitClosed, e.WaitVoted, e.RunRewound, e.RunRenewed, e.ValueErasedOnPurpose, e.RunTaken,
+    e.MessageTaken, e.WaitClosed, e.WaitVoted, e.RunRewound, e.RunRenewed, e.RunRepaired, e.ValueErasedOnPurpose,
+    e.RunTaken,
     *get_args(e.Started),
 })  # fmt: skip
 """The events whose parts are compared at the end."""
@@ -208,6 +209,19 @@ def last_good(log: Log, head: Head) -> tuple[int, bytes, str]:
     except StoreBroken as error:
         return check.good_seq, check.good_hash, error.reason
     return check.good_seq, check.good_hash, check.problems[0].what if check.problems else ""
+
+
+def lost_messages(log: Log, head: Head) -> dict[int, int | None]:
+    """Returns the numbers of the messages that a run received, and that its inbox lost or cannot read, each with the
+    event that took it."""
+    check = _RunCheck(log, head)
+    with contextlib.suppress(StoreBroken):
+        for _ in check.walk():
+            pass
+    row, messages = check.store.index(head.run), check.store.messages(head.run)
+    lost = missing_messages(row, messages, check.taken)
+    lost += (message.number for message in messages if not message.intact)
+    return {number: check.taken.get(number, check.renewed_at or None) for number in lost}
 
 
 class _RunCheck:
@@ -428,6 +442,9 @@ class _RunCheck:
                 self.erased_pieces.update(map(e.from_text, event.pieces))
             case e.RunTaken():
                 self.epoch = event.epoch
+            case e.RunRepaired():
+                for message in event.messages:
+                    self.taken.setdefault(message, seq)
             case e.RunRenewed():
                 self.renewed_at = seq
             case _:
@@ -504,12 +521,13 @@ class _RunCheck:
         return all(found.get(piece.hash) == piece for piece in pieces)
 
     def _messages(self) -> None:
-        messages = self.store.messages(self.head.run)
+        row, messages = self.store.index(self.head.run), self.store.messages(self.head.run)
         self.messages = len(messages)
-        for place, message in enumerate(messages, 1):
-            if message.number != place:
-                self.say("inbox", f"message {place} is missing")
-                return
+        for number in missing_messages(row, messages, self.taken):
+            self.say("inbox", f"message {number} is missing", self.taken.pop(number, None))
+            self.hidden = True  # the values that it names stay
+        for message in messages:
+            place = message.number
             self._pieces(self.head.seq, references(message.body))
             if message.body == ERASED_BODY and not (self.erased_seqs or self.hidden):
                 self.say("inbox", f"message {place} is empty, and no event says it was erased")
@@ -522,11 +540,6 @@ class _RunCheck:
                     f"message {place} is {'' if message.taken else 'not '}marked as taken, the log differs",
                     said,
                 )
-        for number, seq in self.taken.items():
-            self.say("inbox", f"message {number} is missing", seq)
-        row = self.store.index(self.head.run)
-        if row is not None and row.delivered > len(messages):
-            self.say("inbox", f"{row.delivered} messages were delivered, {len(messages)} are there")
 
     def _claims(self) -> None:
         held = {
@@ -547,6 +560,8 @@ class _RunCheck:
     def _index(self) -> None:
         """Compares the index entry, and the conditions of deliveries: what one should have refused may be lost."""
         run, store, fold = self.head.run, self.store, self.fold
+        if any(problem.where == "inbox" for problem in self.problems):
+            return  # they count its messages
         healing = partial(indexed_again, store, run, fold, at=self.head.seq)
         if not index_fits(store, run, fold):
             self.say("runs", "the index does not say what the log says")

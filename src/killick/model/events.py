@@ -208,7 +208,8 @@ class RunRewound(Event, frozen=True, tag="run.rewound"):
 
 
 class RunRepaired(Event, frozen=True, tag="run.repaired"):
-    """Events `first` to `last` were damaged and quarantined; the chain continues. Data: `because`, `found`."""
+    """Events `first` to `last` were damaged and were quarantined; none if `last` is before `first`. The chain continues
+    from the head's hash. `messages` were lost from the inbox before the run took them. Data: `because`, `found`."""
 
     first: int
     last: int
@@ -216,6 +217,7 @@ class RunRepaired(Event, frozen=True, tag="run.repaired"):
     hash_head: Digest
     set_aside: int = 0
     doubts: tuple[Doubt, ...] = ()
+    messages: tuple[int, ...] = ()
     by: str | None = None
 
 

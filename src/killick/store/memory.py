@@ -424,12 +424,18 @@ class MemoryStore(Runs):
             run.rows |= {row.seq: row for row in rows}
             run.head, run.terms, run.indexed_to = head, set(), None
 
-    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
+    def restore(
+        self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob], messages: Sequence[records.InboxRow] = ()
+    ) -> None:
         with self._open():
             self._known(run)
             stored = self._runs[run]
             stored.rows = dict(sorted((stored.rows | {row.seq: row for row in rows}).items()))
             self._pieces |= {piece.hash: piece for piece in pieces}
+            for row in messages:
+                number = row.message.number
+                stored.inbox = dict(sorted((stored.inbox | {number: row.message}).items()))
+                stored.numbers[row.message.id], stored.message_pieces[number] = number, frozenset(row.pieces)
 
     def displaced(self, run: str) -> list[records.Row]:
         with self._open():

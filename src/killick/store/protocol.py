@@ -336,8 +336,10 @@ class Store(Protocol):
         """Displaces a run's rows after `keep`, writes these rows instead and moves the head onto them."""
         ...
 
-    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
-        """Writes damaged or missing rows and values again. The head stays; the caller compared every hash."""
+    def restore(
+        self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob], messages: Sequence[records.InboxRow] = ()
+    ) -> None:
+        """Writes damaged or missing rows, values and messages again. The head stays; the caller compared every hash."""
         ...
 
     def displaced(self, run: str) -> list[records.Row]:

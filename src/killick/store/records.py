@@ -311,6 +311,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     intact: bool = True
 
 
+class InboxRow(msgspec.Struct, frozen=True):
+    """A message as a store keeps it: with the first run of its chain of renewals, and the hashes of its chunks."""
+
+    message: Message
+    root: str | None
+    pieces: tuple[bytes, ...] = ()
+
+
 class Delivered(msgspec.Struct, frozen=True):
     """The result of a delivery: the stored message, and whether this delivery created it."""
 

@@ -83,6 +83,11 @@ for _, piece in ipairs(args.pieces) do
   call('HSET', P .. 'pieces', hash, codec .. '\n' .. body)
   call('SREM', P .. 'erased', hash)
 end
+for _, m in ipairs(args.messages) do
+  local number = int(m.number)
+  put_message(run, number, {m.id, m.name, blob(m.body), m.by, m.at_us, m.taken, m.root, blob(m.pieces)})
+  call('HSET', P .. 'mail_ids:' .. run, m.id, number)
+end
 return 1
 
 -- name: repair

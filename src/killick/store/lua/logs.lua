@@ -254,11 +254,9 @@ return {shown(h), reason, shot, events(h.run, math.max(newest, 0), nil, true)}
 if not head_of(args.run) then return {} end
 local found, key = {}, P .. 'mail:' .. args.run
 if args.all then
-  local total = call('HLEN', key)
-  for number = 1, total do
-    local text = call('HGET', key, int(number))
-    if text then found[#found + 1] = {int(number), text} end
-  end
+  local numbers = call('HKEYS', key)
+  table.sort(numbers, function(one, other) return tonumber(one) < tonumber(other) end)
+  for _, number in ipairs(numbers) do found[#found + 1] = {number, call('HGET', key, number)} end
   return found
 end
 for _, number in ipairs(call('ZRANGEBYSCORE', P .. 'untaken:' .. args.run, '(' .. args.after, '+inf')) do

@@ -55,7 +55,9 @@ end
 -- Puts a new message into an inbox, makes the run due, and returns its number.
 local function receive(h, m, notified)
   local run, chain = h.run, m[7] and P .. 'chain:' .. m[7]
-  local number = int(call('HLEN', P .. 'mail:' .. run) + 1)
+  -- A lost message keeps its number.
+  local counted = tonumber(call('HGET', P .. 'run:' .. run, 'delivered') or 0)
+  local number = int(math.max(call('HLEN', P .. 'mail:' .. run), counted) + 1)
   put_message(run, number, m)
   call('HSET', P .. 'mail_ids:' .. run, m[1], number)
   if chain then call('HSET', chain, m[1], packed(1, run) .. (call('HGET', chain, m[1]) or '')) end

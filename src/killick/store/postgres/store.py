@@ -374,7 +374,9 @@ class PostgresStore(SqlReads):
 
         self._server.transact(write, was_committed)
 
-    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
+    def restore(
+        self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob], messages: Sequence[records.InboxRow] = ()
+    ) -> None:
         def write(session: Session) -> None:
             number = self._known(session, run)[0]
             session.run(self._q.drop_rows, number, [row.seq for row in rows])
@@ -382,6 +384,10 @@ class PostgresStore(SqlReads):
             session.run(self._q.put_events, number, *([list(column) for column in columns] or [[]] * 4))
             values = zip(*((piece.hash, piece.codec, piece.body) for piece in pieces), strict=True)
             session.run(self._q.restore_pieces, *([list(column) for column in values] or [[]] * 3))
+            for row in messages:
+                sent = row.message
+                stored = (sent.id, sent.name, sent.body, sent.by, sent.at_us, sent.taken, row.root)
+                session.run(self._q.restore_message, number, sent.number, *stored, b"".join(row.pieces) or None)
 
         self._server.transact(write)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from killick.model.chunks import Blob
-from killick.store.records import Append, Delivery, Head, Message, Row, RunIndex, RunRow, Snapshot, tags_of
+from killick.store.records import Append, Delivery, Head, InboxRow, Message, Row, RunIndex, RunRow, Snapshot, tags_of
 from killick.store.redis.server import BinaryArgs
 from killick.store.slots import Slot
 
@@ -120,6 +120,16 @@ def append_args(items: Sequence[Append], binary: BinaryArgs) -> list[list[dict[s
 
 def row_args(rows: Iterable[Row], binary: BinaryArgs) -> list[tuple[int, int, int, int | None]]:
     return [(row.seq, binary.put(row.body), binary.put(row.hash), binary.put_if(row.data)) for row in rows]
+
+
+def message_args(row: InboxRow, binary: BinaryArgs) -> dict[str, Any]:
+    message, pieces = row.message, b"".join(row.pieces)
+    taken = None if message.taken is None else str(message.taken)
+    return {
+        "number": message.number, "id": message.id, "name": message.name, "body": binary.put(message.body),
+        "by": message.by, "at_us": str(message.at_us), "taken": taken, "root": row.root,
+        "pieces": binary.put(pieces) if pieces else None,
+    }  # fmt: skip
 
 
 def index_args(index: RunIndex) -> dict[str, Any]:

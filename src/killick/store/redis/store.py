@@ -36,6 +36,7 @@ from killick.store.redis.rows import (
     index_args,
     int_of,
     lease_us,
+    message_args,
     message_of,
     pieces_args,
     row_args,
@@ -502,9 +503,16 @@ class RedisStore:
 
         self._server.run(write)
 
-    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
+    def restore(
+        self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob], messages: Sequence[records.InboxRow] = ()
+    ) -> None:
         binary = BinaryArgs()
-        args = {"run": run, "rows": row_args(rows, binary), "pieces": pieces_args(pieces, binary)}
+        args = {
+            "run": run,
+            "rows": row_args(rows, binary),
+            "pieces": pieces_args(pieces, binary),
+            "messages": [message_args(row, binary) for row in messages],
+        }
         if not self._ask("restore", args, binary.blobs):
             raise RunUnknown(run)
 

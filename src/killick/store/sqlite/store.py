@@ -47,7 +47,7 @@ from killick.store.sqlite.rows import (
     write_lease,
 )
 from killick.store.sqlite.transaction import SqliteTransaction, join, transaction
-from killick.store.sqlite.writes import RunsToNotify, Writes, bare, put_slots
+from killick.store.sqlite.writes import RunsToNotify, Writes, bare, put_slots, restore_messages
 
 _ALONE_NAPS_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.04)
 
@@ -470,9 +470,13 @@ class SqliteStore(SqlReads):
             db.execute(Q.put_head, (*moved, records.row_check(*moved)))
             search_terms.forget(db, [number])
 
-    def restore(self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob]) -> None:
+    def restore(
+        self, run: str, rows: Sequence[records.Row], pieces: Sequence[Blob], messages: Sequence[records.InboxRow] = ()
+    ) -> None:
         with self._file.writing() as db:
-            first = require_head(db, run)[0] << SEQ_BITS
+            number = require_head(db, run)[0]
+            first = number << SEQ_BITS
+            restore_messages(db, number, messages)
             for row in rows:
                 db.execute(Q.drop_events, (first + row.seq - 1, first + row.seq))
                 db.execute(Q.put_event, (first + row.seq, row.body, row.data, row.hash))

@@ -334,6 +334,16 @@ def move_messages(db: sqlite3.Cursor, number: int, item: records.Append, to_noti
         db.executemany(Q.use_piece, [(head[0], LOG, hash_) for hash_ in hashes])
 
 
+def restore_messages(db: sqlite3.Cursor, number: int, rows: Sequence[records.InboxRow]) -> None:
+    """Writes messages with the numbers that they had, in place of damaged ones."""
+    for row in rows:
+        each, pieces = row.message, b"".join(row.pieces) or None
+        columns = (each.id, each.name, each.body, each.by, each.at_us, each.taken, row.root, pieces)
+        stored = (number, each.number, *columns)
+        db.execute(Q.drop_message, (number, each.number))
+        db.execute(Q.put_message, (*stored, records.row_check(*stored)))
+
+
 def _put_message(
     db: sqlite3.Cursor, number: int, columns: tuple[Any, ...], root: str | None, pieces: bytes | None,
     to_notify: RunsToNotify, run: str,

@@ -19,8 +19,9 @@ from killick.errors import LogError, StoreBroken
 from killick.history.phrasing import counted
 from killick.log import repair
 from killick.log.paging import heads
+from killick.log.repair import damage
 from killick.log.restore import Restored, Source, restore
-from killick.log.verify import last_good, verify
+from killick.log.verify import verify
 from killick.store import open_store
 from killick.store.protocol import raw_store, rebuild
 from killick.store.records import Problem
@@ -42,8 +43,8 @@ def repair_command(
     runs, and writes it back only if it matches the hash that the log names. A run that verifies then leaves quarantine.
     The other copy is not changed.
 
-    Without --from, sets the failing part of its log aside, without deleting it. Effects in that part are in doubt. The
-    run then waits for a person.
+    Without --from, sets the failing part of its log aside, without deleting it. Effects in that part are in doubt. Lost
+    messages are recorded as lost. The run then waits for a person.
 
     \b
       killick store repair --from backup.db
@@ -142,7 +143,7 @@ def _is_export(path: Path) -> bool:
 
 
 def _set_aside(shell: Shell, run: str, reason: str, *, dry_run: bool, yes: bool) -> None:
-    kept, _, what = last_good(shell.log, shell.log.head(run))
+    kept, _, lost, what = damage(shell.log.unchecked(), shell.log.head(run))
     report: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
     if dry_run:
         shell.emit(report)
@@ -163,8 +164,10 @@ def _set_aside(shell: Shell, run: str, reason: str, *, dry_run: bool, yes: bool)
         shell.say("✓", str(said))
         return
     shell.emit(report | msgspec.to_builtins(event))
+    for number in lost:
+        shell.say("✗", f"message {number} is lost, and that is on record")
     found = f"set aside {counted(event.set_aside, 'event')} of {event.first} to {event.last}"
-    shell.say("✓", (run, "bold"), f"  kept events up to {kept}, {found}")
+    shell.say("✓", (run, "bold"), f"  kept events up to {kept}{f', {found}' if event.first <= event.last else ''}")
     for doubt in event.doubts:
         shell.say("?", f"{doubt.tool} at step {doubt.step} may have happened")
     shell.say("", "It waits for a person now. Look at it, then resume it:")

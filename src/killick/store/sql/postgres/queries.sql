@@ -378,6 +378,15 @@ DELETE FROM killick.events WHERE number = $1 AND seq = ANY ($2::bigint[])
 INSERT INTO killick.pieces (hash, codec, body) SELECT * FROM unnest($1::bytea[], $2::text[], $3::bytea[])
 ON CONFLICT (hash) DO UPDATE SET codec = excluded.codec, body = excluded.body
 
+-- name: restore_message
+INSERT INTO killick.inbox (number, message, id, name, body, sender, at_us, taken, root, pieces, checksum)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, killick.message_check(
+    $1::bigint, $2::bigint, $3::text, $4::text, $5::bytea, $6::text, $7::bigint, $8::bigint, $9::text, $10::bytea
+)
+ON CONFLICT (number, message) DO UPDATE SET id = excluded.id, name = excluded.name, body = excluded.body,
+    sender = excluded.sender, at_us = excluded.at_us, taken = excluded.taken, root = excluded.root,
+    pieces = excluded.pieces, checksum = excluded.checksum
+
 -- name: put_events
 INSERT INTO killick.events (number, seq, body, hash, data)
 SELECT $1, * FROM unnest($2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])

@@ -134,6 +134,9 @@ SELECT run, message, id, name, body, sender, at_us, taken FROM (
 INSERT INTO inbox (number, message, id, name, body, sender, at_us, taken, root, pieces, checksum)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
+-- name: drop_message
+DELETE FROM inbox WHERE number = ? AND message = ?
+
 -- name: untaken
 SELECT message, id, name, body, sender, at_us, taken, root, pieces FROM inbox
 WHERE number = ? AND taken IS NULL ORDER BY message
