@@ -19,7 +19,7 @@ SQLITE_WALKS: Final = {
     "sweep", "lanes", "counts", "strays", "log_pieces", "count_heads", "stale_index_positions", "sweep_full",
     "all_heads", "all_messages", "all_claims", "all_slots", "all_displaced", "all_pieces", "all_terms",
     "all_index_positions", "clear_uses", "clear_runs", "clear_tags", "clear_snapshots", "clear_outbox",
-    "clear_quarantine", "known_runs", "keep_pieces",
+    "clear_quarantine", "known_pieces", "known_runs", "keep_pieces",
     # of the search index, to drop the terms of up to 500 runs: an index by run would double it
     "drop_terms",
     # of an index, up to its first entry

@@ -10,7 +10,7 @@ from typing import Final
 
 from killick.errors import LogError
 from killick.log.checked import quarantine
-from killick.log.derived import index_fits, indexed_again, lost_reason, missing_messages
+from killick.log.derived import index_fits, indexed_again, lost_reason, missing_messages, slots_fit
 from killick.log.log import Log
 from killick.store.records import ENDED
 
@@ -53,7 +53,9 @@ class IndexScrub:
                     quarantine(store, head.run, lost_reason(lost))
                     continue
                 fold = self._log.state(head.run).fold
-                fits = entry.status is not None and index_fits(store, head.run, fold)
+                fits = (
+                    entry.status is not None and index_fits(store, head.run, fold) and slots_fit(store, head.run, fold)
+                )
                 if not fits and indexed_again(store, head.run, fold, at=head.seq):
                     rebuilt.append(head.run)
         if len(found) == HEADS_MAX:

@@ -30,7 +30,10 @@ from killick.store.protocol import Store, opened, opened_piece, raw_store
 from killick.store.records import ERASED_BODY, Head, Problem, Row, Snapshot
 
 _TRIES: Final = 20
-_DERIVED: Final = ("piece_uses", "snapshots", "runs", "slots")
+_DERIVED: Final = ("piece_uses", "snapshots", "runs")
+_REBUILT: Final = (*_DERIVED, "slots")
+"""What is built again without a quarantine. A wrong slot is a problem still: a message may have been lost by it."""
+
 _NOTED: Final = frozenset({
     e.MessageTaken, e.WaitClosed, e.WaitVoted, e.RunRewound, e.RunRenewed, e.RunRepaired, e.ValueErasedOnPurpose,
     e.RunTaken,
@@ -170,7 +173,7 @@ def _file(log: Log, check: _RunCheck, report: Report, *, heal: bool) -> None:
         structs.replace(problem, healed=True) if healed and problem.where in _DERIVED else problem
         for problem in check.problems
     ]
-    broken = next((problem for problem in check.problems if problem.where not in _DERIVED), None)
+    broken = next((problem for problem in check.problems if problem.where not in _REBUILT), None)
     with contextlib.suppress(StoreBroken, StoreReadOnly):
         if broken is not None and log.store.head(run) is not None and log.store.quarantined(run) is None:
             log.store.quarantine(run, f"{broken.what} at event {broken.seq}" if broken.seq else broken.what)
@@ -567,7 +570,8 @@ class _RunCheck:
             self.say("runs", "the index does not say what the log says")
             self.healings.append(healing)
         if not slots_fit(store, run, fold):
-            self.say("slots", "what it accepts is not what its log and its inbox say")
+            what = "what it accepts was not what its log and its inbox say; deliveries since may be wrong"
+            self.say("slots", what)
             self.healings.append(healing)
 
 

@@ -268,11 +268,11 @@ class Writes:
         """Delivers a message to the last renewal of its run, if the slots there allow it."""
         if (head := find_head(db, delivery.run)) is None:
             return RunUnknown(delivery.run)
-        slots = _slots(db, head[0])
+        slots = self._slots(db, head)
         while not delivery.exact and (renewed := slots.get(RENEWED_SLOT)) is not None:
             if (head := find_head(db, renewed.token)) is None:
                 return RunUnknown(renewed.token)
-            slots = _slots(db, head[0])
+            slots = self._slots(db, head)
         number, run, root = head[0], head[1], slots.get(ROOT_SLOT)
         before = db.execute(Q.message_by_id, (number, delivery.id)).fetchone()
         if before is not None:
@@ -291,14 +291,37 @@ class Writes:
             _put_slot(db, number, slots[taken.name].with_places(-taken.places))
         return records.Delivered(message_of(run, (message, *columns)), fresh=True)
 
+    def _slots(self, db: sqlite3.Cursor, head: HeadRow) -> dict[str, Slot]:
+        """Returns the slots of a run. Raises StoreBroken if one was changed or lost: a wrong one accepts too much."""
+        rows = db.execute(Q.slots, (head[0],)).fetchall()
+        total = db.execute(Q.slot, (head[0], _SUM)).fetchone()
+        is_whole = total is None or total[2] == sum(row[3] for row in rows)
+        if not is_whole or any(records.row_check(head[0], *row[:3]) != row[3] for row in rows):
+            raise StoreBroken(self._place, f"{head[1]}: its conditions of deliveries are damaged")
+        return {row[0]: Slot(*row[:3]) for row in rows}
+
+
+_SUM: Final = ""
+"""The name of the row that has the sum of the checksums of a run's slots, by which a lost one is noticed."""
+
 
 def _slots(db: sqlite3.Cursor, number: int) -> dict[str, Slot]:
-    return {row[0]: Slot(*row) for row in db.execute(Q.slots, (number,)).fetchall()}
+    return {row[0]: Slot(*row[:3]) for row in db.execute(Q.slots, (number,)).fetchall()}
 
 
 def _put_slot(db: sqlite3.Cursor, number: int, slot: Slot) -> None:
-    columns = (number, slot.name, slot.token, slot.places)
-    db.execute(Q.put_slot, (*columns, records.row_check(*columns)))
+    """Writes a slot, or removes it if it has NO_SLOT places, and moves the sum by the difference: a row that is lost or
+    damaged meanwhile stays noticed."""
+    found, summed = (db.execute(Q.slot, (number, name)).fetchone() for name in (slot.name, _SUM))
+    total = summed[2] if summed else sum(row[3] for row in db.execute(Q.slots, (number,)).fetchall())
+    columns, check = (number, slot.name, slot.token, slot.places), 0
+    if slot.places == NO_SLOT:
+        db.execute(Q.drop_slot, (number, slot.name))
+    else:
+        check = records.row_check(*columns)
+        db.execute(Q.put_slot, (*columns, check))
+    whole = (number, _SUM, "", total + check - (found[3] if found else 0))
+    db.execute(Q.put_slot, (*whole, records.row_check(*whole)))
 
 
 def put_slots(db: sqlite3.Cursor, number: int, slots: Collection[Slot]) -> None:
@@ -311,14 +334,11 @@ def put_slots(db: sqlite3.Cursor, number: int, slots: Collection[Slot]) -> None:
 def write_slots(db: sqlite3.Cursor, number: int, item: records.Append) -> None:
     """Writes and removes slots, and gives places back."""
     for slot in item.slots:
-        if slot.places == NO_SLOT:
-            db.execute(Q.drop_slot, (number, slot.name))
-        else:
-            _put_slot(db, number, slot)
+        _put_slot(db, number, slot)
     for given in item.gives:
-        found = _slots(db, number).get(given.name)
-        if found is not None and found.token == given.token:
-            _put_slot(db, number, found.with_places(given.places))
+        found = db.execute(Q.slot, (number, given.name)).fetchone()
+        if found and found[1] == given.token and records.row_check(number, *found[:3]) == found[3]:
+            _put_slot(db, number, Slot(*found[:3]).with_places(given.places))
 
 
 def move_messages(db: sqlite3.Cursor, number: int, item: records.Append, to_notify: RunsToNotify) -> None:

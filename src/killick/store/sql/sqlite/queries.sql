@@ -142,11 +142,14 @@ SELECT message, id, name, body, sender, at_us, taken, root, pieces FROM inbox
 WHERE number = ? AND taken IS NULL ORDER BY message
 
 -- name: slots
-SELECT name, token, places FROM slots WHERE number = ?
+SELECT name, token, places, checksum FROM slots WHERE number = ? AND name != ''
+
+-- name: slot
+SELECT name, token, places, checksum FROM slots WHERE number = ? AND name = ?
 
 -- name: slots_of
 SELECT name, token, places FROM slots
-WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) ORDER BY name
+WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) AND name != '' ORDER BY name
 
 -- name: put_slot
 INSERT OR REPLACE INTO slots (number, name, token, places, checksum) VALUES (?, ?, ?, ?, ?)

@@ -91,7 +91,8 @@ CREATE TABLE inbox (
 -- Messages are deduplicated over all renewals of a run.
 CREATE INDEX inbox_by_root ON inbox (root, id) WHERE root IS NOT NULL;
 
--- The conditions of deliveries to a run: whether it is open, and what its waits still take.
+-- The conditions of deliveries to a run: whether it is open, and what its waits still take. The row without a name has
+-- the sum of the other checksums, by which a lost row is noticed.
 CREATE TABLE slots (
     number INTEGER NOT NULL,
     name TEXT NOT NULL,
