@@ -54,8 +54,8 @@ def verify_command(
     """Verify the log of one run, of the whole store, or of an exported or archived file.
 
     Recomputes the hash chain and the state, and compares the seals. Rebuilds wrong derived data. Quarantines a run
-    whose log fails; other runs are not affected. A damaged page stops nothing: each run is whole, damaged but
-    exportable, or lost. Exits with 1 when something fails.
+    whose log fails; other runs are not affected. A damaged page stops nothing, unless it has the schema of a SQLite
+    file: each run is whole, damaged but exportable, or lost. Exits with 1 when something fails.
 
     A verification of the whole store that was interrupted continues where it was.
 
