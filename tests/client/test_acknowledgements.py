@@ -415,7 +415,7 @@ def test_a_changed_or_lost_slot_is_found_and_written_again(tmp_path: Path) -> No
         db.execute("DELETE FROM slots")
     report = verify(kd.runtime.log)
     assert [problem.where for problem in report.problems] == ["slots"]
-    assert report.holds
+    assert not report.holds  # a delivery may have trusted it
     assert kd.runtime.store.slots("p") == slots
     assert verify(kd.runtime.log).problems == []
     kd.close()
