@@ -207,6 +207,14 @@ class MessageGone(LogError):
         self.run, self.number = run, number
 
 
+class InboxMoved(LogError):
+    """A message came that the writer of an append had to read first, such as an answer to a run that ends."""
+
+    def __init__(self, run: str, number: int) -> None:
+        super().__init__(f"{run}: message {number} came meanwhile; reload and decide again")
+        self.run, self.number = run, number
+
+
 class DeliveryRefused(LogError):
     """The store refused a message, because the run has ended or does not wait for it any more.
 

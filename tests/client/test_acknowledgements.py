@@ -5,14 +5,19 @@ Each test lets something happen between the look of a caller and its delivery.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 import killick
+from killick.client.answers import deliver
+from killick.engine.control import inbox
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, KeyRefused
 from killick.log import verify
 from killick.model import events as e
@@ -547,3 +552,153 @@ def test_an_id_whose_run_was_pruned_is_not_started_again(clients: Clients) -> No
     kd.runtime.store.remove("a")
     with pytest.raises(killick.KillickError):
         kd.start(three, 3, id="a")
+
+
+# what ends before it looks ------------------------------------------------------------------------
+
+
+@killick.agent(name="acknowledged_question")
+async def question(run: killick.Run) -> str:
+    return (await run.ask("Pay?")).kind
+
+
+@killick.agent(name="acknowledged_quorum")
+async def quorum(run: killick.Run) -> str:
+    return (await run.ask("Pay?", need=2)).kind
+
+
+@killick.tool(effect="reads", name="acknowledged_hears")
+async def hears() -> None:
+    DONE.pop()()
+    await asyncio.sleep(0)
+
+
+@killick.agent(name="acknowledged_first")
+async def first(run: killick.Run) -> int:
+    return (await run.first(run.ask("Pay?"), run.call(hears))).index
+
+
+@killick.agent(name="acknowledged_gathered")
+async def gathered(run: killick.Run) -> None:
+    async def fails(branch: killick.Run) -> None:
+        await branch.call(hears)
+        raise ValueError("the other branch")
+
+    await run.gather(run.ask("Pay?"), fails(run))
+
+
+@killick.agent(name="acknowledged_renews")
+async def renews(run: killick.Run, n: int) -> str:
+    if n:
+        return "over"
+    await run.first(run.ask("Pay?"), run.call(hears))
+    return await run.renew(n + 1)
+
+
+def answered(kd: killick.Client, run: str, *people: str) -> None:
+    """Each of these people answers the question of the run, and the store acknowledges it."""
+    [wait] = [each for each in kd.info(run).waits if each.verbs]
+    for each in people:
+        kd.answer(wait, "approve", by=each)
+
+
+def unread(kd: killick.Client, run: str) -> list[str | None]:
+    return [message.by for message in kd.runtime.store.inbox(run)]
+
+
+def refusals(kd: killick.Client, run: str) -> list[str]:
+    """Every acknowledged answer that was not taken is on record: its message, then a note."""
+    read = kd.runtime.log.read(run)
+    return [
+        str(kd.runtime.log.data(run, then.seq)["note"])
+        for each, then in pairwise(read)
+        if isinstance(each.event, e.MessageTaken) and isinstance(then.event, e.NoteMade)
+    ]
+
+
+@pytest.mark.parametrize(("agent", "people"), [(question, ["ann"]), (quorum, ["ann", "bob"])])
+def test_r37_answers_that_a_cancelled_run_did_not_take_are_refused_on_record(
+    clients: Clients, agent: Any, people: list[str]
+) -> None:
+    kd = clients()
+    kd.start(agent, id="r")
+    work(kd)
+    answered(kd, "r", *people)
+    kd.cancel("r", by="dan")
+    work(kd)
+    assert kd.info("r").status == "cancelled"
+    assert unread(kd, "r") == []
+    assert [next(name for name in people if name in note) for note in refusals(kd, "r")] == people
+    for person in (*people, "cyd"):
+        with pytest.raises(AnswerRefused, match="cancelled") as refused:
+            kd.answer("r", "approve", by=person)
+        assert not isinstance(refused.value, AlreadyAnswered | AlreadyAgreed)
+    assert verify(kd.runtime.log).problems == []
+
+
+@pytest.mark.parametrize("agent", [first, gathered, renews])
+def test_r37_an_answer_that_came_while_another_branch_ended_the_run_is_refused_on_record(
+    clients: Clients, agent: Any
+) -> None:
+    kd, other = clients(), clients()
+
+    def answers() -> None:
+        while not (waits := [each for each in other.info("r").waits if each.verbs]):
+            time.sleep(0.001)
+        other.answer(waits[0], "approve", by="ann")
+
+    DONE.append(answers)
+    kd.start(agent, **({"input": 0} if agent is renews else {}), id="r")
+    work(kd)
+    assert kd.runtime.store.index("r").status in ("completed", "failed")  # type: ignore[union-attr]
+    assert unread(kd, "r") == []
+    [note] = refusals(kd, "r")
+    assert "ann" in note
+    assert verify(kd.runtime.log).problems == []
+
+
+class BeforeEnd(Before):
+    """A store on which something happens once, just before the end of a run is appended."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name != "append":
+            return found
+
+        def append(items: Any) -> Any:
+            if self.then is not None and any(b'"run.completed"' in row.body for item in items for row in item.rows):
+                then, self.then = self.then, None
+                then()
+            return found(items)
+
+        return append
+
+
+@pytest.mark.parametrize("what", ["answer", "note", "message"])
+def test_r37_what_slips_in_before_the_last_append_of_a_run_is_seen_by_it(
+    clients: Clients, store: Store, what: str
+) -> None:
+    @killick.agent(name=f"acknowledged_slips_in_{what}")
+    async def agent(run: killick.Run) -> str:
+        asked, _ = await run.gather(run.ask("Pay?", timeout="72h"), run.wait("go"))
+        return str(asked.kind)
+
+    other, between = clients(), BeforeEnd(store)
+    kd = clients(between)
+    kd.start(agent, id="r")
+    work(kd)
+    answered(other, "r", "ann")
+    other.send("r", "go", 1)
+    tells: dict[str, Callable[[], Any]] = {
+        "note": lambda: other.edit.note("r", "look", by="bob"),
+        "message": lambda: other.send("r", "late", 1),
+        "answer": lambda: deliver(
+            other.runtime.engine, "r", inbox.ANSWER, {"kind": "approve"}, id="answer:r:9@9", by="bob"
+        ),
+    }
+    between.then = tells[what]
+    work(kd)
+    assert kd.info("r").status == "completed"
+    assert unread(kd, "r") == ([None] if what == "message" else [])
+    assert len([note for note in refusals(kd, "r") if "bob" in note]) == (what == "answer")
+    assert verify(kd.runtime.log).problems == []

@@ -173,10 +173,11 @@ class Callers:
         await self.enter("command", run, verb, calls[verb])
 
     async def vote(self, wait: Any) -> None:
-        """Three people answer a question at once: each has read the same."""
+        """Three people answer a question at once: each has read the same. A fourth may cancel its run meanwhile."""
         verbs = ["approve", "approve", self._chance.choice(("approve", "reject"))]
         self._chance.shuffle(verbs)
-        await asyncio.gather(*(self.answer(wait, verb) for verb in verbs))
+        cancels = [self._command(wait.run, 0, "cancel")] if self._chance.random() < 0.3 else []
+        await asyncio.gather(*(self.answer(wait, verb) for verb in verbs), *cancels)
 
     async def answer(self, wait: Any, verb: Any) -> None:
         await asyncio.sleep(self._chance.choice((0, 0, 0.001, 0.01)))

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from cluster.fibers import START_US
-from killick.engine.control import inbox
+from killick.engine.control import commands, inbox
 from killick.engine.effects import reconcile
 from killick.engine.steps import permits
 from killick.log.writer import RunLog
@@ -241,4 +241,26 @@ def late_reject() -> Iterator[None]:
 @bug("a message is counted once in each log of a run, and not in all", 20, called=True)
 def taken_by_both() -> Iterator[None]:
     with patch.object(Runs, "_chain", lambda self, run: [run]):
+        yield
+
+
+@bug("a run that ends leaves the answers in its inbox", 20, called=True)
+def overtaken_answers() -> Iterator[None]:
+    real = commands.overtaken
+
+    def overtaken(ex: Any, last: Any, *names: str) -> Any:
+        return real(ex, last, *(name for name in names if name == inbox.COMMAND))
+
+    with patch.object(commands, "overtaken", overtaken):
+        yield
+
+
+@bug("a run that ends does not compare its inbox", 20, called=True)
+def uncompared_end() -> Iterator[None]:
+    real = Runs._check_rights
+
+    def check(self: Runs, item: Append, claimed: Any) -> None:
+        real(self, replace(item, inbox_read=None), claimed)
+
+    with patch.object(Runs, "_check_rights", check):
         yield

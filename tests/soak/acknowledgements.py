@@ -2,7 +2,8 @@
 
 A caller writes a line before each call and one after it, each flushed, to a file of its own. The judge reads the record
 from exports and archives, whose format `docs/file-formats.md` gives, and finds each accepted call obeyed, refused with
-a reason, pending, unread by a run that ended later, or lost. Knows no module of Killick.
+a reason, pending, or lost. A message may also be unread by a run that ended later; an answer and a command may not.
+Knows no module of Killick.
 """
 
 from __future__ import annotations
@@ -380,6 +381,8 @@ def unread(call: Call, chain: list[Log], log: Log, message: Mapping[str, Any], *
         return Verdict(call, "lost", f"{place} is untaken, and the run went on as {_last(chain)}")
     if log.end is None:
         return Verdict(call, "pending", place)
+    if call.kind in ("answer", "command"):
+        return Verdict(call, "lost", f"{place}, which ended ({log.end.kind}), was neither obeyed nor refused")
     if since is not None and call.asked_ns > since:
         return Verdict(call, "lost", f"{place} was accepted after the run had ended ({log.end.kind})")
     return Verdict(call, "unread", f"{place}, which ended ({log.end.kind})")
@@ -470,7 +473,8 @@ class _Question:
             return Verdict(call, "obeyed", f"event {self._closed.seq if self._closed else 0} of {self._log.run}")
         if voted and (self._closed is not None or len(approvals) < self._need):
             others = [each for each in (*rejects, *maybe) if each.verb != "approve"]
-            if len(approvals) >= self._need and not others and self._outcome() != "approve":
+            dropped = self._closed is not None and self._closed.fields.get("how") in ("cancelled", "voided", "skipped")
+            if len(approvals) >= self._need and not (others or dropped) and self._outcome() != "approve":
                 return Verdict(call, "lost", f"one of {len(approvals)} votes for a question that {self._how()}")
             return Verdict(call, "obeyed", f"event {voted[0].seq} of {self._log.run}")
         if self._closed is not None and self._log.by(call.ticket, "message.taken"):

@@ -172,6 +172,20 @@ def test_a_message_is_obeyed_once_pending_unread_or_lost(
     assert verdict.found == found
 
 
+@pytest.mark.parametrize("verb", ["approve", "reject"])
+@pytest.mark.parametrize("need", [1, 2])
+def test_an_answer_that_a_run_left_in_its_inbox_at_its_end_is_lost_and_one_that_it_took_then_is_refused(
+    tmp_path: Path, need: int, verb: str
+) -> None:
+    made = entries(tmp_path, ("answer", "pay", verb, {"step": "1", "digest": "d", "need": need}))
+    name = "killick.vote" if need > 1 and verb == "approve" else "killick.answer"
+    message = {"id": "m", "name": name, "at": 1, "by": made.calls[0].ticket, "body": {}}
+    closed = {"kind": "wait.closed", "step": "1", "how": "cancelled"}
+    took = {"kind": "message.taken", "message": 1, "name": name, "id": "m", "by": made.calls[0].ticket}
+    for events, found in (((closed, "run.cancelled"), "lost"), ((closed, took, "run.cancelled"), "refused")):
+        assert judge(made, record(log("pay", *events, messages=(message,)))).counts[f"answer {found}"] == 1
+
+
 def test_what_was_accepted_after_its_caller_saw_the_end_is_lost(tmp_path: Path) -> None:
     book = Book(tmp_path / "book")
     book.answer(book.ask("look", "box", "look"), "accepted", "'ended'")

@@ -10,12 +10,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from killick.errors import DeliveryRefused, RunUnknown
+from killick.errors import DeliveryRefused, InboxMoved, RunUnknown
 from killick.store.protocol import Store
-from killick.store.records import Append, Delivered, Delivery, Head
+from killick.store.records import Append, Delivered, Delivery, Head, InboxRead
 from killick.store.slots import ALL_PLACES, ENDED_SLOT, NO_SLOT, RENEWED_SLOT, ROOT_SLOT, Slot
 from store_contract.builders import blob, creation, following, indexed, letter
-from store_contract.probes import Again, commit, created, deliver, found
+from store_contract.probes import Again, commit, created, deliver, everything, found, refused
 
 TWO = Slot("wait:4", "9", 2)
 ONE = replace(TWO, places=1)
@@ -36,6 +36,25 @@ def renewal(store: Store, head: Head, to: str, *texts: str, root: str | None = N
 
 
 class Conditions:
+    def test_an_append_is_refused_if_a_message_came_that_its_writer_did_not_read(self, store: Store) -> None:
+        head = created(store, "a")
+        deliver(store, letter("a", "m1", "word"), letter("a", "m2", "order"), letter("a", "m3", "note"))
+        before = everything(store)
+        read = InboxRead(1, ("word", "order"))
+        moved = refused(store, following(head, "two", takes=(1,), inbox_read=read), InboxMoved)
+        assert (moved.run, moved.number) == ("a", 2)
+        assert everything(store) == before
+        head = commit(store, following(head, "two", takes=(1,), inbox_read=replace(read, number=2)))
+        deliver(store, letter("a", "m4", "word"))
+        refused(store, following(head, "three", inbox_read=replace(read, number=3)), InboxMoved)
+        commit(store, following(head, "three", inbox_read=replace(read, number=4)))
+
+    def test_a_message_to_another_run_refuses_no_append(self, store: Store) -> None:
+        created(store, "b")
+        deliver(store, letter("b", "m1"))
+        head = commit(store, creation(store, "a", "one", inbox_read=InboxRead(0, ("note",))))
+        commit(store, following(head, "two", inbox_read=InboxRead(0, ("note",))))
+
     def test_slots_are_written_changed_and_removed_with_an_append(self, store: Store) -> None:
         head = commit(store, creation(store, "a", "one", slots=(TWO, Slot("b", "x", 1))))
         assert store.slots("a") == [Slot("b", "x", 1), TWO]

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
@@ -32,12 +33,14 @@ from killick.errors import (
     NotAsked,
     RunUnknown,
     StoreBusy,
+    ValueErased,
 )
 from killick.history.run_info import waits_of
 from killick.log.group_commit import GROUP_MAX
-from killick.log.slots import of_wait
+from killick.log.slots import asked_at, of_wait
+from killick.model import events as e
 from killick.store.protocol import Store
-from killick.store.records import ENDED, Delivered, Delivery
+from killick.store.records import ENDED, Delivered, Delivery, Message
 from killick.store.slots import ALL_PLACES, ENDED_SLOT, Slot
 
 
@@ -47,7 +50,7 @@ def answer(
 ) -> str:  # fmt: skip
     """Answer an open wait; returns the run that has it. An approval of a quorum is a vote. Votes by links of one
     `channel` have one message id, so that the store accepts one of them."""
-    found = _open_wait(engine, wait)
+    found = _open_wait(engine, wait, by)
     if saw is not None and saw != found.digest:
         raise AnswerRefused(found.id, "the question has changed; read it again")
     by, run = waits.who(by, found.id), found.run
@@ -120,7 +123,7 @@ def _refuse_misfit(engine: Engine, found: Wait, verb: str, value: Any, by: str |
         raise AnswerRefused(found.id, misfit)
 
 
-def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
+def _open_wait(engine: Engine, wait: str | Wait, by: str | None) -> Wait:
     """The open wait that is meant: the wait itself, its id, or the id of a run with one open wait."""
     log, store = engine.log, engine.store
     if isinstance(wait, Wait):
@@ -147,7 +150,7 @@ def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
     if found:
         ids = ", ".join(each.id for each in found)
         raise AnswerRefused(wait, f"several waits are open; name one of {ids}")
-    _refuse_closed(engine, wait, run, step)
+    _refuse_closed(engine, wait, run, step, by=by)
     over = state.fold.step(step) if step else None
     failure = state.data(over.ended).get("failure") if over is not None and over.ended else None
     why = f"the run is {state.status}" if not isinstance(failure, dict) else f"step {step} ended: {failure['message']}"
@@ -157,18 +160,41 @@ def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
 def _refuse_closed(
     engine: Engine, wait: str, run: str, step: str, *, opened: int = 0, by: str | None = None, need: int = 1,
 ) -> None:  # fmt: skip
-    """Raises AlreadyAnswered, with the first approver, or AlreadyAgreed, if the wait has its answer or its votes."""
+    """Raises AlreadyAnswered, with the first approver, or AlreadyAgreed, if the wait has its answer or its votes; the
+    recorded reason, if the run refused them."""
     meant = f":{step}@{opened or ''}" if step else ":"
-    there = [each for each in engine.store.messages(run) if meant in each.id]
+    there = [
+        each
+        for each in engine.store.messages(run)
+        if each.name in (inbox.ANSWER, inbox.VOTE) and each.id.startswith("answer:") and meant in each.id
+    ]
+    refused = {each.number: why for each in there if (why := _refused(engine, each)) is not None}
     for message in reversed(there):
-        if message.name == inbox.ANSWER:
+        if message.name == inbox.ANSWER and message.number not in refused:
             raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
-    votes = [message for message in there if message.name == inbox.VOTE]
-    if not opened or not votes:
-        return
-    if by in (names := [str(message.by) for message in votes]):
-        raise AlreadyAgreed(wait, by=by, votes=names, need=need)
-    raise AlreadyAnswered(wait, by=", ".join(names), at=_moment(votes[-1].at_us))
+    votes = [message for message in there if message.name == inbox.VOTE and message.number not in refused]
+    if votes and opened:
+        if by in (names := [str(message.by) for message in votes]):
+            raise AlreadyAgreed(wait, by=by, votes=names, need=need)
+        raise AlreadyAnswered(wait, by=", ".join(names), at=_moment(votes[-1].at_us))
+    own = [refused[message.number] for message in there if message.number in refused and message.by == by]
+    if refused:
+        raise AnswerRefused(wait, (own or [*refused.values()])[-1])
+
+
+def _refused(engine: Engine, message: Message) -> str | None:
+    """The recorded reason for which a run refused an answer; None where it took it, or has not yet."""
+    if message.taken is None:
+        return None
+    is_taken, after = False, asked_at(message.run, message.id)
+    while after < message.taken:
+        for after, event, _ in engine.log.read(message.run, after=after, limit=1_000):  # noqa: B020
+            if is_taken and isinstance(event, e.NoteMade):
+                with suppress(ValueErased):
+                    return str(engine.log.data(message.run, after)["note"])
+                return "it was not taken"
+            is_taken = is_taken or (isinstance(event, e.MessageTaken) and event.message == message.number)
+    return None
 
 
 class Sending(NamedTuple):

@@ -9,7 +9,7 @@ from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
 from killick.engine.control import commands
 from killick.engine.control.commands import command
-from killick.engine.control.inbox import CHILD, child_id, delivery
+from killick.engine.control.inbox import ANSWER, CHILD, COMMAND, VOTE, child_id, delivery
 from killick.engine.divergence import diverge
 from killick.engine.effects import compensation as undoing
 from killick.engine.effects import reconcile
@@ -67,9 +67,9 @@ async def _end(ex: Execution, last: Entry) -> None:
         return tuple(delivery(log, run, CHILD, None, id=message, by=ex.run_id, at_us=at) for run in runs)
 
     left = permits.left(ex.log, at)
-    refusals, taken = commands.overtaken(ex)
+    refusals, read = commands.overtaken(ex, last.event, COMMAND, ANSWER, VOTE)
     sends = (*wakes(runs), *left.get("sends", ()))
-    await ex.write(*refusals, last, takes=taken, releases=left.get("releases", ()), sends=sends)
+    await ex.write(*refusals, last, releases=left.get("releases", ()), sends=sends, **read)
     with suppress(StoreError):  # a fork that was made meanwhile looked before this run had ended
         if parent and (late := [run for run in forks.members(parent) if run not in runs]):
             log.store.deliver(wakes(late))
@@ -95,12 +95,10 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
     )  # fmt: skip
     born = log.begin(successor).built(first_entries(started, agent, input, document=ex.context.saved()))
     left = permits.left(ex.log, ex.now_us())
-    await ex.write(
-        Entry(e.RunRenewed(at=ex.now_us(), run=successor), {"input": input}),
-        also=(born,),
-        releases=left.get("releases", ()),
-        sends=left.get("sends", ()),
-    )
+    last = Entry(e.RunRenewed(at=ex.now_us(), run=successor), {"input": input})
+    refusals, read = commands.overtaken(ex, last.event, ANSWER, VOTE)
+    releases, sends = left.get("releases", ()), left.get("sends", ())
+    await ex.write(*refusals, last, also=(born,), releases=releases, sends=sends, **read)
     signal = Renewed()
     ex.close(signal)
     raise signal

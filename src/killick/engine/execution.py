@@ -191,6 +191,8 @@ class Execution:
     """The step at which the record ends with a divergence, until something is written after it."""
     parked = False
     inbox: Sequence[Message] = ()  # unconsumed when the run was opened; none if they were many
+    has_unread = False
+    """Whether a look at the inbox left an answer or a command there."""
     after_death = False
     """Whether the previous process died, and the run has made no progress since."""
     was_abandoned = False

@@ -33,6 +33,7 @@ from killick.engine.waits import waits
 from killick.errors import (
     AlreadyClaimed,
     HeadMoved,
+    InboxMoved,
     KillickError,
     LogError,
     MessageGone,
@@ -55,7 +56,7 @@ WARM_MAX: Final = 64
 POLL_SECONDS: Final = 0.25
 """The interval at which a busy run reads its inbox; longer where hundreds of runs do."""
 
-_AGAIN: Final = (AlreadyClaimed, MessageGone, RunExists, HeadMoved)
+_AGAIN: Final = (AlreadyClaimed, MessageGone, InboxMoved, RunExists, HeadMoved)
 """Refusals of a commit after which the run is opened again. A worker that lost its lease gets EpochStale instead."""
 
 _AGAIN_MAX: Final = 12
@@ -427,7 +428,7 @@ class Executor:
             raise signal.error(ex.run_id)
         await ex.barrier()
         over = bool(ex.log.fold.facts.ended)  # the signal came too late: with its end the run was let go
-        if isinstance(signal, Rewinding) and (not over or self._retaken(ex)):
+        if isinstance(signal, Rewinding) and not over:
             claim = await self._rewound(ex, signal)
             raise _Rewound(claim)
         if isinstance(signal, Cancelling) and not over:
@@ -475,7 +476,7 @@ class Executor:
         point = state_machine.Resumed()
         last = self._execution(ex.agent, ex.log, point, hosts=ex.on_child is not _nobody)
         last.lease = ex.lease
-        last.input = ex.input
+        last.input, last.has_unread = ex.input, True
         branch = Branch(last, count=len(ex.log.fold.tops))
         main = begin(last, branch, partial(completion.cancel, last, branch))
         self._live[ex.run_id] = last
@@ -533,20 +534,6 @@ class Executor:
         finally:
             observers.end_span(ex)
         return results[0]
-
-    def _retaken(self, ex: Execution) -> bool:
-        """Lease a run again that has just ended here; False: another process was first, and rewinds it itself."""
-        try:
-            claim = claim_run(self.engine, ex.run_id)
-        except RunBusy:
-            return False
-        if (claim.head.seq, claim.head.hash) != (ex.log.seq, ex.log.hash):
-            self.engine.release(ex.run_id, claim.head.epoch, left=claim.left is not None)
-            return False
-        ex.log.epoch = claim.head.epoch
-        self._drop_lease(ex)
-        self._leased(ex, claim.head.epoch, claim.since, claim.seconds)
-        return True
 
     async def _rewound(self, ex: Execution, wanted: Rewinding) -> ClaimedRun:
         """Record a rewind that came through the inbox. The run stays leased, and is opened again."""

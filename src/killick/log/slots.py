@@ -56,6 +56,12 @@ def answer_id(run: str, step: e.StepId, opened: int) -> str:
     return f"answer:{run}:{step}@{opened}"
 
 
+def asked_at(run: str, answer: str) -> int:
+    """The event that opened the wait of an answer or a vote, by its id; 0 for the id of another log."""
+    asked = answer.removeprefix(f"answer:{run}:").partition("#")[0].rpartition("@")[2]
+    return int(asked) if answer.startswith(f"answer:{run}:") else 0
+
+
 def slots_now(facts: Facts, waiting: Collection[str], key: bytes) -> dict[str, Slot]:
     """The slots of a run whose inbox has these messages, by id: an answer closes its slot, a vote takes a place."""
     found = slots_of(facts, key)

@@ -29,6 +29,7 @@ from killick.store.records import (
     CreateRun,
     Delivery,
     Head,
+    InboxRead,
     OutboxRow,
     Row,
     RunIndex,
@@ -64,6 +65,7 @@ class AppendExtras(TypedDict, total=False):
     also: tuple[Append, ...]
     sends: tuple[Delivery, ...]
     gives: tuple[Slot, ...]
+    inbox_read: InboxRead
 
 
 class AppendListener(Protocol):

@@ -142,6 +142,10 @@ class Runs:
             message = self._runs[item.run].inbox.get(number)
             if message is None or (message.taken is not None and number not in item.returns):
                 raise errors.MessageGone(item.run, number)
+        if (read := item.inbox_read) is not None:
+            for number, message in self._runs[item.run].inbox.items():
+                if number > read.number and message.name in read.names:
+                    raise errors.InboxMoved(item.run, number)
 
     def _write(self, item: records.Append, head: records.Head) -> records.Head:
         """Writes an accepted append. Returns come before takes, and erasure after storage."""

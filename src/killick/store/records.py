@@ -453,6 +453,14 @@ ERASED_BODY: Final = b'{"$erased":""}'
 """The body of an erased message. It names no hash, by which a short one could be guessed."""
 
 
+class InboxRead(msgspec.Struct, frozen=True):
+    """A condition of an append: its writer knows the messages of these names up to this number, and there is none after
+    it."""
+
+    number: int
+    names: tuple[str, ...]
+
+
 class Append(msgspec.Struct, frozen=True, kw_only=True):
     """One conditional write to one run. Atomic: applied completely, or refused completely.
 
@@ -465,7 +473,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     the append, `also`, then the `sends` of all. A message to an unknown or ended run, or with a known id, is skipped.
 
     `slots` are those that it writes or removes, `gives` the places that it gives back, if the token is still the same.
-    With a slot RENEWED, all messages in the inbox that it does not take move to that run.
+    With a slot RENEWED, all messages in the inbox that it does not take move to that run. With `inbox_read` it is
+    refused if such a message came meanwhile.
 
     An index with an ended status releases the lease in the same write.
     """
@@ -491,6 +500,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     sends: tuple[Delivery, ...] = ()
     slots: tuple[Slot, ...] = ()
     gives: tuple[Slot, ...] = ()
+    inbox_read: InboxRead | None = None
 
     @property
     def group(self) -> tuple[Append, ...]:
@@ -511,8 +521,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it takes, returns and erases nothing, and has no companions."""
-        taken = self.claims or self.releases or self.takes or self.returns or self.gives
+        """Whether it takes, returns and erases nothing, has no companions, and leaves the inbox aside."""
+        taken = self.claims or self.releases or self.takes or self.returns or self.gives or self.inbox_read
         return not (taken or self.erases_rows or self.erases_messages or self.erases_pieces or self.also or self.sends)
 
     @property

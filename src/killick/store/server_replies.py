@@ -9,6 +9,7 @@ from killick.errors import (
     DeliveryRefused,
     EpochStale,
     HeadMoved,
+    InboxMoved,
     LogError,
     MessageGone,
     RunBroken,
@@ -31,6 +32,8 @@ def refusal_of(kind: str, run: str, *rest: str) -> LogError:
             return AlreadyClaimed(run, space=rest[0], owner=rest[1], seq=int(rest[2]))
         case "MessageGone":
             return MessageGone(run, int(rest[0]))
+        case "InboxMoved":
+            return InboxMoved(run, int(rest[0]))
         case "DeliveryRefused":
             return DeliveryRefused(run, slot=rest[0], found=rest[1] if len(rest) > 1 else None)
         case "RunBroken":

@@ -41,7 +41,7 @@ from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.typed import convert
-from killick.store.records import Message
+from killick.store.records import InboxRead, Message
 
 COMMAND_SECONDS: Final = 30.0
 LOOKS: Final = 100
@@ -269,20 +269,30 @@ def receive(ex: Execution, message: Message) -> None:
     obey(ex, entries, seq)
 
 
-def overtaken(ex: Execution) -> tuple[list[Entry], tuple[int, ...]]:
-    """The refusals of the commands that the end of a run overtakes, and their messages."""
-    entries, taken, at = list[Entry](), list[int](), ex.now_us()
-    row = ex.engine.log.store.index(ex.run_id)
-    if row is not None and row.delivered == ex.log.seen:
-        return [], ()
-    for message in ex.engine.log.store.inbox(ex.run_id, name=inbox.COMMAND):
-        body: Body = inbox.body_of(ex.engine.log, message)
-        if message.number not in ex.taken and body["command"] not in ("forked", "permit", "rewind"):
-            refused = AnswerRefused(ex.run_id, "the run ended first")
-            entries += [Entry(inbox.message_taken(message, at)), *_refusal(body, message.by, at, message, refused)]
-            taken.append(message.number)
+def overtaken(ex: Execution, last: e.Event, *names: str) -> tuple[list[Entry], AppendExtras]:
+    """The refusals of the messages that the end of a run overtakes, for its last append. A message that comes later
+    refuses that append, as does a rewind, and the run looks again. A fork is announced to an ended run as well."""
+    entries, taken, at, store = list[Entry](), list[int](), ex.now_us(), ex.engine.log.store
+    row = store.index(ex.run_id)
+    known = 0 if row is None else row.delivered
+    is_read = known == ex.log.seen and not ex.has_unread
+    how = inbox.OVERTAKEN[type(last)]
+    for message in (each for name in names if not is_read for each in store.inbox(ex.run_id, name=name)):
+        if message.number in ex.taken:
+            continue
+        if message.name == inbox.COMMAND:
+            body: Body = inbox.body_of(ex.engine.log, message)
+            if body["command"] in ("forked", "permit", "rewind"):
+                known = min(known, message.number - 1) if body["command"] == "rewind" else known
+                continue
+            refusal = _refusal(body, message.by, at, message, AnswerRefused(ex.run_id, f"the run {how} first"))
+        else:
+            who = message.by or "a person"
+            refusal = [ex.noted(f"the answer of {who} came too late: the run {how} before it took it")]
+        entries += [Entry(inbox.message_taken(message, at)), *refusal]
+        taken.append(message.number)
     ex.taken.update(taken)
-    return entries, tuple(taken)
+    return entries, {"takes": tuple(taken), "inbox_read": InboxRead(known, names)}
 
 
 def _refusal(

@@ -31,6 +31,9 @@ APPROVE: Final = "approve"
 
 STARTED: Final = "started this run"
 EDITED: Final = "edited this call"
+OVERTAKEN: Final[dict[type[e.Event], str]] = {
+    e.RunCompleted: "completed", e.RunFailed: "failed", e.RunCancelled: "was cancelled", e.RunRenewed: "was renewed",
+}  # fmt: skip
 
 Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
 QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")

@@ -262,7 +262,9 @@ def look(ex: Execution, *, only: Waiter | None = None, opening: bool = False) ->
     for message in _waiting_messages(ex, only, opening):
         if message.number not in ex.taken:
             _take(ex, message)
+            ex.has_unread = ex.has_unread or message.number not in ex.taken
         if ex.signal is not None:
+            ex.has_unread = True
             return
     now = ex.now_us()
     for waiter in [only] if only is not None else list(ex.waiters.values()):

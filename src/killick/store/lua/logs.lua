@@ -68,6 +68,14 @@ local function refusal_of_rights(item, claimed)
     local found = message(item.run, int(number))
     if not found or not found[5] or (found[6] and not returned[number]) then return refused('MessageGone', item.run, int(number)) end
   end
+  if item.inbox_read then
+    local names = {}
+    for _, name in ipairs(item.inbox_read[2]) do names[name] = true end
+    for number = item.inbox_read[1] + 1, call('HLEN', P .. 'mail:' .. item.run) do
+      local found = message(item.run, int(number))
+      if found and names[found[2]] then return refused('InboxMoved', item.run, int(number)) end
+    end
+  end
 end
 
 -- An event beyond the head did not come from an append: it must not be overwritten or extended.

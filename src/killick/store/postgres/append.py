@@ -236,6 +236,8 @@ def _append_fields(item: Append, binary: BinaryParams) -> dict[str, Any]:
         fields["claims"] = [[c.space, binary.put(c.key), "again" if c in item.releases else ""] for c in item.claims]
         fields["releases"] = [[claim.space, binary.put(claim.key)] for claim in item.releases]
         fields["takes"], fields["returns"] = item.takes, item.returns
+    if item.inbox_read is not None:
+        fields["read"] = msgspec.structs.astuple(item.inbox_read)
     if item.erases_rows:
         fields["erases_rows"] = item.erases_rows
     if item.erases_messages:

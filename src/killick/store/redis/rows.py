@@ -190,6 +190,8 @@ def _append(item: Append, binary: BinaryArgs) -> dict[str, Any]:
     numbers = {"takes": item.takes, "returns": item.returns}
     numbers |= {"erases_rows": item.erases_rows, "erases_messages": item.erases_messages}
     args |= {name: some for name, some in numbers.items() if some}
+    if item.inbox_read is not None:
+        args["inbox_read"] = msgspec.structs.astuple(item.inbox_read)
     if item.erases_pieces:
         args["erases_pieces"] = [binary.put(each) for each in item.erases_pieces]
     if item.index is not None:

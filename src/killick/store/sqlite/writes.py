@@ -17,6 +17,7 @@ from killick.errors import (
     AlreadyClaimed,
     EpochStale,
     HeadMoved,
+    InboxMoved,
     LogError,
     MessageGone,
     RunExists,
@@ -151,6 +152,10 @@ class Writes:
             message = found and db.execute(Q.message, (found[0], number)).fetchone()
             if message is None or (message[6] is not None and number not in item.returns):
                 return MessageGone(item.run, number)
+        if (read := item.inbox_read) is not None and found is not None:
+            for number, name in db.execute(Q.names_after, (found[0], read.number)):
+                if name in read.names:
+                    return InboxMoved(item.run, number)
         return None
 
     def _put(

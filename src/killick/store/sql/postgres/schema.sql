@@ -352,6 +352,13 @@ BEGIN
             PERFORM killick.refuse('MessageGone', name, wanted::text);
         END IF;
     END LOOP;
+    IF item ? 'read' THEN
+        SELECT min(message) INTO wanted FROM killick.inbox WHERE number = head.number
+            AND message > (item->'read'->>0)::bigint AND item->'read'->1 ? inbox.name;
+        IF wanted IS NOT NULL THEN
+            PERFORM killick.refuse('InboxMoved', name, wanted::text);
+        END IF;
+    END IF;
 END $$;
 
 -- A head before its first event, not yet written.

@@ -180,6 +180,9 @@ WHERE number = (SELECT number FROM heads WHERE run = ?1 AND NOT removed) ORDER B
 -- name: unseen
 SELECT min(at_us) FROM inbox WHERE number = ? AND message > ? AND taken IS NULL
 
+-- name: names_after
+SELECT message, name FROM inbox WHERE number = ? AND message > ? ORDER BY message
+
 -- name: last_message
 SELECT coalesce(max(message), 0) FROM inbox WHERE number = ?
 
