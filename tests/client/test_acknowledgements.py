@@ -702,3 +702,49 @@ def test_r37_what_slips_in_before_the_last_append_of_a_run_is_seen_by_it(
     assert unread(kd, "r") == ([None] if what == "message" else [])
     assert len([note for note in refusals(kd, "r") if "bob" in note]) == (what == "answer")
     assert verify(kd.runtime.log).problems == []
+
+
+# ids of callers ---------------------------------------------------------------------------------------
+
+
+@killick.agent(name="acknowledged_sender")
+async def sender(run: killick.Run, to: str) -> None:
+    await run.send(to, "order", "from the run")
+
+
+@pytest.mark.parametrize("prefix", ["answer:r:1@", "child:r@", "forked:", "permit:r@", "sent:s:"])
+def test_a_caller_cannot_take_an_id_that_the_engine_derives(clients: Clients, prefix: str) -> None:
+    kd = clients()
+    kd.start(question, id="r")
+    work(kd)
+    for number in range(9):
+        with pytest.raises(AnswerRefused, match="id"):
+            kd.send("r", "order", "taken", id=f"{prefix}{number}")
+        with pytest.raises(AnswerRefused, match="id"):
+            kd.triggers.publish("order.created", "taken", id=f"{prefix}{number}")
+    answered(kd, "r", "ann")
+    work(kd)
+    assert kd.info("r").status == "completed"
+
+
+def test_a_message_of_a_run_arrives_though_a_caller_gave_the_id_of_its_step(clients: Clients) -> None:
+    kd = clients()
+    kd.start(three, 3, id="box")
+    work(kd)
+    kd.send("box", "other", "not an order", id="s:1")
+    kd.start(sender, "box", id="s")
+    work(kd)
+    assert DONE == ["from the run"]
+
+
+def test_a_child_cannot_take_the_id_of_an_internal_log(clients: Clients) -> None:
+    kd = clients()
+
+    @killick.agent(name="acknowledged_spawns_a_hook")
+    async def agent(run: killick.Run) -> None:
+        await run.spawn(question, id="hook:mine")
+
+    kd.start(agent, id="r")
+    work(kd)
+    assert kd.info("r").status == "failed"
+    assert kd.runtime.store.head("hook:mine") is None

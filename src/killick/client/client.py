@@ -17,12 +17,12 @@ from killick.clock import Clock
 from killick.definitions.agents import AGENTS, AnyAgent, read_contract
 from killick.encryption.store import decrypting
 from killick.engine import renewals
-from killick.engine.control.inbox import SAID, Verb
+from killick.engine.control.inbox import SAID, Verb, refuse_own
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.views import Listed, RunInfo, Wait
 from killick.engine.waits import waits
-from killick.errors import AnswerRefused, BoundaryUnknown, KillickError, StoreUnavailable
+from killick.errors import BoundaryUnknown, KillickError, StoreUnavailable
 from killick.history.diff import Diff, across, between
 from killick.history.run_info import info
 from killick.history.search.query import Finder
@@ -335,8 +335,7 @@ class AnyClient(Operations):
     def _sending(
         self, run: str, name: str, body: Any = None, *, id: str | None = None, by: str | None = None  # noqa: A002
     ) -> answers.Sending:  # fmt: skip
-        if name.startswith("killick."):
-            raise AnswerRefused(run, f"messages named {name!r} are Killick's own; choose another name")
+        refuse_own(run, name, None if id is None else str(id))
         return answers.Sending(run, name, body, str(id or self.runtime.ids.new("msg")), by)
 
     @InThread

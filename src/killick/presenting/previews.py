@@ -15,6 +15,7 @@ from killick.client.client import Client
 from killick.client.operations import refuse_answer
 from killick.engine import renewals
 from killick.engine.approval.argument_edits import shown
+from killick.engine.control.inbox import refuse_own
 from killick.engine.control.interventions import entries_of
 from killick.engine.effects.fork import UNCHANGED, Conditions, fork
 from killick.engine.waits import waits
@@ -240,8 +241,7 @@ def say(run: RunPreview, text: str) -> Will:
 
 def send(run: RunPreview, name: str) -> Will:
     run.refuse_over()
-    if name.startswith("killick."):
-        raise AnswerRefused(run.run, f"messages named {name!r} are Killick's own; choose another name")
+    refuse_own(run.run, name, None)
     waiting = [wait.step for wait in run.facts.waits.values() if wait.waits_for == "event" and wait.name == name]
     then = f"{_begun(run.step(waiting[0]))} waits for it, and continues with it." if waiting else (
         "Nothing waits for it now: it stays in the inbox until the run asks for its name."

@@ -22,7 +22,7 @@ from killick.definitions.schedules import LATE_US, decide, moment, stamp
 from killick.engine import renewals
 from killick.engine.control import inbox
 from killick.engine.control.commands import command, leased
-from killick.engine.control.inbox import delivery
+from killick.engine.control.inbox import delivery, refuse_own
 from killick.engine.control.interventions import entries_of
 from killick.engine.engine import Engine
 from killick.engine.failures import describe
@@ -483,6 +483,7 @@ class TriggerControl(Group[C]):
         """
         if not name or name.startswith("killick."):
             raise AnswerRefused(name, "is not a valid event name; use one such as 'order.created'")
+        refuse_own(name, name, id)
         engine = self._engine
         message, at = id or engine.ids.new("event"), engine.clock.now_us()
         for trigger in list(TRIGGERS.values()):

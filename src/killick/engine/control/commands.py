@@ -285,7 +285,7 @@ def overtaken(ex: Execution, last: e.Event, *names: str) -> tuple[list[Entry], A
             if body["command"] in ("forked", "permit", "rewind"):
                 known = min(known, message.number - 1) if body["command"] == "rewind" else known
                 continue
-            refusal = _refusal(body, message.by, at, message, AnswerRefused(ex.run_id, f"the run {how} first"))
+            refusal = _refusal(body, message.by, at, message, AnswerRefused(ex.run_id, "the run ended first"))
         else:
             who = message.by or "a person"
             refusal = [ex.noted(f"the answer of {who} came too late: the run {how} before it took it")]

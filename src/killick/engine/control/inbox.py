@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from killick.engine.views import Wait as WaitView
+from killick.errors import AnswerRefused
 from killick.log.log import Log
 from killick.log.slots import answer_id as answer_id
 from killick.model import events as e
@@ -38,6 +39,23 @@ OVERTAKEN: Final[dict[type[e.Event], str]] = {
 Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
 QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")
 SETTLEMENT_VERBS: Final[tuple[Verb, ...]] = ("happened", "not", "stop")
+
+
+_DERIVED: Final = ("answer:", FORKED, "child:", "permit:", "sent:")
+"""How the ids begin that the engine derives. A caller's id begins otherwise, and takes the place of none of them."""
+
+
+def refuse_own(run: str, name: str, id: str | None) -> None:  # noqa: A002
+    """Refuse a message of a caller under a name or an id of Killick's own."""
+    if name.startswith("killick."):
+        raise AnswerRefused(run, f"messages named {name!r} are Killick's own; choose another name")
+    if id is not None and id.startswith(_DERIVED):
+        raise AnswerRefused(run, f"message ids such as {id!r} are Killick's own; choose another id")
+
+
+def sent_id(run: str, step: e.StepId) -> str:
+    """The id of a message that a run sends."""
+    return f"sent:{run}:{step}"
 
 
 def child_id(run: str, ended: int) -> str:

@@ -9,7 +9,7 @@ from killick.definitions.agents import AnyAgent
 from killick.engine.approval.approvals import intend
 from killick.engine.approval.verdicts import PendingVerdict
 from killick.engine.context import initial_context
-from killick.engine.control.inbox import delivery
+from killick.engine.control.inbox import delivery, sent_id
 from killick.engine.divergence import recorded_step, refuse_stopped, replay_outcome
 from killick.engine.effects import dedupe
 from killick.engine.execution import Branch, Execution
@@ -20,7 +20,7 @@ from killick.engine.replay import OVER, RequestedStep
 from killick.engine.steps.intention import Intent
 from killick.engine.waits.open_wait import Closed
 from killick.engine.waits.questions import Question, wait_for
-from killick.engine.waits.waits import refuse_controls
+from killick.engine.waits.waits import refuse_own
 from killick.errors import ChildFailed, DeliveryRefused, KillickError, RunExists, RunUnknown, StepFailed, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -56,7 +56,7 @@ async def spawn(
     ex: Execution, branch: Branch, run: Any, agent: AnyAgent, input: Any, id: str | None,  # noqa: A002
     on_parent_end: Any, priority: int | None,
 ) -> Child[Any]:  # fmt: skip
-    refuse_controls(id)
+    refuse_own(id)
     input = agent.checked(through_codec(input, at="input"))  # noqa: A001
     bound = digest({"agent": agent.name, "input": input, "id": id}, at="input", secret_key=ex.log.secret_key)
     intent = Intent.of("child", agent.name, {"input": input}, bound)
@@ -165,7 +165,7 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
     wanted, over = await _intended(ex, branch, intent, lambda wanted: dedupe.was_done(wanted, SENDING))
     if over is not None or (ex.has_outside_effects and await dedupe.sent_before(wanted)):
         return
-    message_id = f"{ex.run_id}:{_within_generation(ex, wanted.step)}"
+    message_id = sent_id(ex.run_id, _within_generation(ex, wanted.step))
     run = latest(ex.engine.log, run)
     sent = delivery(ex.engine.log, run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())
     [outcome] = ex.engine.log.store.deliver([sent])
