@@ -748,3 +748,78 @@ def test_a_child_cannot_take_the_id_of_an_internal_log(clients: Clients) -> None
     work(kd)
     assert kd.info("r").status == "failed"
     assert kd.runtime.store.head("hook:mine") is None
+
+
+# votes that cannot count ------------------------------------------------------------------------------
+
+
+@killick.tool(effect="idempotent", name="acknowledged_pay", approve=killick.Approval(to=["ann", "bob", "cyd"], need=3))
+async def pay(amount: int) -> int:
+    return amount
+
+
+@killick.agent(name="acknowledged_three_agree")
+async def three_agree(run: killick.Run) -> int:
+    return await run.call(pay, 5)
+
+
+def test_r37_a_vote_of_a_person_whose_edit_counts_takes_the_place_of_nobody(clients: Clients) -> None:
+    kd = clients()
+    kd.start(three_agree, id="r")
+    work(kd)
+    kd.answer("r", "edit", value={"amount": 7}, by="cyd")
+    work(kd)
+    with pytest.raises(AlreadyAgreed):
+        kd.answer("r", "approve", by="cyd")
+    kd.answer("r", "approve", by="ann")
+    kd.answer("r", "approve", by="bob")
+    work(kd)
+    assert kd.info("r").status == "completed"
+    assert verify(kd.runtime.log).problems == []
+
+
+def test_r37_a_vote_that_is_counted_between_look_and_delivery_takes_one_place(clients: Clients, store: Store) -> None:
+    between = Before(store)
+    kd, slow = clients(), clients(between)
+    kd.start(three_agree, id="r")
+    work(kd)
+
+    def votes() -> None:
+        kd.answer("r", "approve", by="ann")
+        work(kd)
+
+    between.then = votes
+    with pytest.raises(AlreadyAgreed):
+        slow.answer("r", "approve", by="ann")
+    for each in ("bob", "cyd"):
+        kd.answer("r", "approve", by=each)
+    work(kd)
+    assert kd.info("r").status == "completed"
+
+
+def test_r37_a_vote_that_is_given_again_to_a_closed_question_is_refused_in_words(store: Store) -> None:
+    may = {"ann": "managers", "bob": "managers", "cyd": "managers"}
+    between = Before(store)
+    kd = killick.Client(cast("Store", between), behind=False, roles=may.get)
+    other = killick.Client(store, behind=False, roles=may.get)
+
+    @killick.agent(name="acknowledged_votes_again_too_late")
+    async def agent(run: killick.Run) -> str:
+        return (await run.ask("Pay 100?", to="managers", need=2)).kind
+
+    kd.start(agent, id="p")
+    work(kd)
+    kd.answer("p", "approve", by="ann")
+    del may["ann"]
+    work(kd)
+    may["ann"] = "managers"
+
+    def others() -> None:
+        other.answer("p", "approve", by="bob")
+        other.answer("p", "approve", by="cyd")
+
+    between.then = others
+    with pytest.raises(AnswerRefused):
+        kd.answer("p", "approve", by="ann")
+    work(kd)
+    assert kd.info("p").status == "completed"

@@ -65,20 +65,15 @@ def answer(
         message_id = f"{message_id}#{by}" if channel is None else inbox.link_vote_id(message_id, channel)
         _refuse_voted(engine, found, by, channel)
     slot = of_wait(run, found.step, found.opened, places, engine.store.secret_key)
+    first_id = message_id
     try:
         delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx, slot=slot)
+        while name == inbox.VOTE and not delivered.fresh and _refused(engine, delivered.message) is not None:
+            message_id = f"{first_id}~{delivered.message.taken}"  # a vote that did not count can be given again
+            delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx, slot=slot)
     except DeliveryRefused as refused:
         _refuse_closed(engine, found.id, run, found.step, opened=found.opened, by=by, need=found.need)
         raise AnswerRefused(found.id, "the question is no longer open; read the inbox again") from refused
-    if (
-        not delivered.fresh
-        and name == inbox.VOTE
-        and delivered.message.taken is not None
-        and delivered.message.by not in found.votes
-    ):
-        # The run took this vote and did not count it; it may be given again.
-        message_id = f"{message_id}~{delivered.message.taken}"
-        delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx, slot=slot)
     if not delivered.fresh:
         first = delivered.message
         if name == inbox.VOTE:
