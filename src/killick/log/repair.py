@@ -15,7 +15,7 @@ from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import pack
 from killick.model.cipher import Place
-from killick.store.records import Head, InboxRow, Message, Row
+from killick.store.records import ERASED_BODY, Head, InboxRow, Message, Row
 
 
 class Damage(NamedTuple):
@@ -81,7 +81,7 @@ def _closed(log: Log, run: str, number: int, seq: int, at: int) -> InboxRow:
     delivery with that id is not accepted again."""
     event = log.event(run, seq)
     id_, name = (event.id, event.name) if isinstance(event, e.MessageTaken) else (f"lost:{number}", "")
-    message = Message(run=run, number=number, id=id_, name=name, body=b"null", by=None, at_us=at, taken=seq)
+    message = Message(run=run, number=number, id=id_, name=name, body=ERASED_BODY, by=None, at_us=at, taken=seq)
     return InboxRow(message, root_token(log.store, run))
 
 

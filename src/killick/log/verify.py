@@ -532,7 +532,7 @@ class _RunCheck:
         for message in messages:
             place = message.number
             self._pieces(self.head.seq, references(message.body))
-            if message.body == ERASED_BODY and not (self.erased_seqs or self.hidden):
+            if message.body == ERASED_BODY and not (self.erased_seqs or self.hidden or self.repaired):
                 self.say("inbox", f"message {place} is empty, and no event says it was erased")
             said = self.taken.pop(place, None)
             if said is None and message.taken and message.taken == self.renewed_at:
