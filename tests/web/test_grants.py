@@ -14,8 +14,8 @@ import pytest
 import killick
 from killick.client.client import Client
 from killick.errors import AccessRefused, RunUnknown
-from killick.store.grants import granted
-from killick.store.records import Grant, RunQuery
+from killick.store.grants import Grant, granted
+from killick.store.records import RunQuery
 from killick.web.app import ROUTES, asgi
 from killick.web.middleware import Guard, Limits
 from killick.web.routes import Route

@@ -34,7 +34,8 @@ from killick.engine.steps.turns import InertSteps, TimedEvent, Turns, end_with
 from killick.engine.waits.open_wait import InnerWaits, Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.fork_safety import cached_property
-from killick.log.writer import Entry, Hold, RunLog
+from killick.log.append_groups import Hold
+from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
 from killick.store.records import Message, UniqueRight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,6 +39,17 @@ class Ticket(msgspec.Struct, eq=False):
             raise self.error
         assert self.head is not None
         return self.head
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """The held-back appends of a run while a transaction is open in which one of its steps ends."""
+
+    fence: Append
+    mutex: threading.RLock = field(default_factory=threading.RLock)
+    tickets: list[Ticket] = field(default_factory=list[Ticket])
+    seq: int | None = None
+    """The seq of the step's committed end; None until then."""
 
 
 def grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from killick.errors import HandleClosed, LogError
 from killick.ids import salt
-from killick.log.append_groups import Ticket
+from killick.log.append_groups import Hold, Ticket
 from killick.log.derived import apply_events, events_of, index_of, snapshot_of
 from killick.log.encoding import NO_VALUES, STEP_EVENTS, packed, row_of
 from killick.log.group_commit import Committer, Tail, running_loop
@@ -583,17 +581,6 @@ class RunLog:
         self._snapshot_at = self.seq
         own = None if self._keys is None else self._keys.own
         return snapshot_of(self.fold, self.ledger, Place(self.run, self.seq, self.hash), own)
-
-
-@dataclass(slots=True, eq=False)
-class Hold:
-    """The held-back appends of a run while a transaction is open in which one of its steps ends."""
-
-    fence: Append
-    mutex: threading.RLock = field(default_factory=threading.RLock)
-    tickets: list[Ticket] = field(default_factory=list[Ticket])
-    seq: int | None = None
-    """The seq of the step's committed end; None until then."""
 
 
 _NOTHING_MORE: Final[dict[str, Any]] = {}

@@ -30,6 +30,7 @@ Settlement = Literal["happened", "did_not_happen", "stopped"]
 WaitFor = Literal["answer", "event", "time", "child", "settlement", "mend"]
 WaitEnd = Literal["answered", "expired", "skipped", "cancelled", "voided"]
 ForkEffects = Literal["recorded", "live", "none"]
+RestoredBecause = Literal["in doubt", "rewound", "forked", "gone", "undone", "asked"]
 
 
 class Build(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -543,8 +544,6 @@ class FactDrawn(Event, frozen=True, tag="fact.drawn"):
 
 # the workspace ------------------------------------------------------------------------------------
 
-RestoredBecause = Literal["in doubt", "rewound", "forked", "gone", "undone", "asked"]
-
 
 class WorkspaceBound(Event, frozen=True, tag="workspace.bound"):
     """From here on the run works in this folder. Its snapshots go into this vault, without the ignored paths."""
@@ -556,9 +555,8 @@ class WorkspaceBound(Event, frozen=True, tag="workspace.bound"):
 
 
 class WorkspaceCaptured(Event, frozen=True, tag="workspace.captured"):
-    """Snapshot `root` holds the workspace's files as of seq `after`. An unchanged workspace records nothing. `changed`
-    counts the paths that differ from the previous snapshot. `processes` counts the live processes, whose memory is
-    not included. Data: `processes`, `left_out`."""
+    """Snapshot `root` holds the workspace's files as of seq `after`. `changed` counts the paths that differ from the
+    previous snapshot, `processes` the live processes. Data: `processes`, `left_out`."""
 
     after: int
     root: Digest

@@ -11,16 +11,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from killick.errors import AccessRefused, LogError, RunUnknown
 from killick.store.protocol import Store
 from killick.store.records import (
+    OWN_AGENTS,
     READ_LIMIT,
     Append,
     Delivered,
     Delivery,
-    Grant,
     Head,
     IndexQuery,
     RunQuery,
@@ -50,6 +51,27 @@ _OF_RUN: Final = frozenset({
 
 _NO_RUN: Final = ""
 """The id of no run."""
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The runs of these agents (none: of all) that have all of these tags. Never Killick's own logs."""
+
+    agents: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    def covers(self, agent: str, tags: Collection[str]) -> bool:
+        """Whether it covers a run of this agent with these tags."""
+        if agent.startswith(OWN_AGENTS) or (self.agents and agent not in self.agents):
+            return False
+        return set(self.tags) <= set(tags)
+
+    def __str__(self) -> str:
+        named = (*(f"agent {agent}" for agent in self.agents), *(f"tag {tag}" for tag in self.tags))
+        return ", ".join(named)
+
+
+ALL: Final = Grant()
+"""Every run of the store."""
 
 
 class GrantedStore:

@@ -207,27 +207,6 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Only runs in quarantine."""
 
 
-class Grant(msgspec.Struct, frozen=True):
-    """The runs of these agents (none: of all) that have all of these tags. Never Killick's own logs."""
-
-    agents: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-
-    def covers(self, agent: str, tags: Collection[str]) -> bool:
-        """Whether it covers a run of this agent with these tags."""
-        if agent.startswith(OWN_AGENTS) or (self.agents and agent not in self.agents):
-            return False
-        return set(self.tags) <= set(tags)
-
-    def __str__(self) -> str:
-        named = (*(f"agent {agent}" for agent in self.agents), *(f"tag {tag}" for tag in self.tags))
-        return ", ".join(named)
-
-
-ALL: Final = Grant()
-"""Every run of the store."""
-
-
 Urgency = tuple[int, int, int, int]
 """The sort key of a run in the inbox: its deadline, its negated priority, its last change, its number."""
 

@@ -13,8 +13,7 @@ from killick.history.listing import Listing
 from killick.model.chunks import unpack
 from killick.model.codec import plain
 from killick.presenting.needs import Questions
-from killick.store.grants import granted
-from killick.store.records import Grant
+from killick.store.grants import Grant, granted
 from killick.web.auth.access import Access
 from killick.web.hub import Hub
 from killick.web.redaction import Redaction

@@ -21,7 +21,8 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.system_events import Scope
-from killick.store.records import ALL, OWN_AGENTS, Grant
+from killick.store.grants import ALL, Grant
+from killick.store.records import OWN_AGENTS
 
 TOKENS: Final = "killick:tokens"
 """The log of the tokens."""

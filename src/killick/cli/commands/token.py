@@ -15,7 +15,7 @@ from killick.cli.context import Shell, by_option, command, who_options
 from killick.cli.secret_files import FILE, new_secret
 from killick.model.retry import seconds
 from killick.model.system_events import Scope
-from killick.store.records import Grant
+from killick.store.grants import Grant
 from killick.workers import tokens
 from killick.workers.tokens import Token
 

@@ -18,7 +18,8 @@ from killick.engine.steps.attempt import Applied, Work, waited_for
 from killick.engine.steps.intention import Intent, claim_text
 from killick.engine.waits.waits import until_time
 from killick.errors import NotDone, RateLimited
-from killick.log.writer import Entry, Hold
+from killick.log.append_groups import Hold
+from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.failure import Failure

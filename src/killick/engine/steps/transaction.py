@@ -24,7 +24,8 @@ from killick.engine.steps.attempt import Applied, LiveCall, Untouched, waited_fo
 from killick.engine.steps.intention import called, claim_text, restored
 from killick.engine.steps.step_state import StepState
 from killick.errors import KillickError, LeaseLost, LogError, NotDone, StoreError, TransactionEnded
-from killick.log.writer import Entry, Hold
+from killick.log.append_groups import Hold
+from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.store.protocol import Store, Transaction
