@@ -27,6 +27,6 @@ def test_the_page_says_of_every_command_what_it_does_with_what_another_person_se
     section = page.partition("## What a command does with what another person sent")[2].partition("\n## ")[0]
     bullets = re.findall(r"^- .*(?:\n  .*)*", section, re.MULTILINE)
     known = {*COMMANDS, *(f"{group} {word}" for group, (_, words) in GROUPS.items() for word in words)}
-    listed = [found for bullet in bullets for found in re.findall(r"`([a-z ]+)`", bullet)]
+    listed = [found for bullet in bullets for found in re.findall(r"`([a-z][a-z -]+)`", bullet)]
     first = set(listed)
     assert first == known, f"missing: {sorted(known - first)}, unknown: {sorted(first - known)}"

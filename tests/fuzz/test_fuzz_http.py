@@ -54,7 +54,7 @@ class Errors(logging.Handler):
 def place() -> Iterator[tuple[int, Errors]]:
     """The port of a server of the real application, and the errors that it logs."""
     errors, logger = Errors(), logging.getLogger("uvicorn.error")
-    made: Any = type("Hurried", (server._protocol(),), {"head_seconds": 0.2})
+    made: Any = type("Hurried", (server.Protocol,), {"head_seconds": 0.2})
     with killick.Client(MemoryStore()) as kd:
         limits = Limits(body_seconds=0.2, rate=1e6, burst=1_000_000)
         app = asgi(kd, identify=lambda _: "ann", limits=limits)

@@ -28,7 +28,8 @@ HIDDEN: Final = "globex"
 """Part of every id, input and name of what the token does not cover."""
 
 OPEN: Final = {
-    "/answer": "the signed link is of one question",
+    "/answer": "the page asks for the signed link",
+    "/answer/question": "the signed link is of one question",
     "/hooks/{name}": "the signature is the proof; it publishes an event",
     "/hooks/{name}/runs/{run}": "the signature is the proof",
     "/alive": "says nothing of any run",
