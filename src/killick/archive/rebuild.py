@@ -26,6 +26,9 @@ class EventClaims(NamedTuple):
 
 _NONE: Final = EventClaims()
 
+LEASES_MAX: Final = 100_000
+"""More leases than between any two events of a log."""
+
 
 def claims_of(event: e.Event) -> EventClaims:
     """The claims that an event names."""
@@ -112,6 +115,8 @@ def _head_with_epoch(store: MemoryStore, run: str, event: e.Event) -> Head:
     head = store.head(run)
     assert head is not None
     if isinstance(event, e.RunTaken | e.Started):
+        if event.epoch - head.epoch > LEASES_MAX:
+            raise LogError(f"{run}: {event.epoch - head.epoch:,} leases between two events")
         for _ in range(head.epoch, event.epoch):
             head = store.lease(run, getattr(event, "holder", "a person"), seconds=60)
             store.release(run, epoch=head.epoch)
