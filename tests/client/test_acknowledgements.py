@@ -636,6 +636,23 @@ def test_r37_answers_that_a_cancelled_run_did_not_take_are_refused_on_record(
     assert verify(kd.runtime.log).problems == []
 
 
+def test_r37_a_rewind_that_came_after_the_request_to_cancel_is_refused_on_record(clients: Clients) -> None:
+    kd = clients()
+    kd.start(question, id="r")
+    work(kd)
+    kd.cancel("r", by="dan")
+    # As a process sends it that finds the run held.
+    body = {"command": "rewind", "to": "1:before", "because": None, "of": "r"}
+    deliver(kd.runtime.engine, "r", inbox.COMMAND, body, id="late", by="ann")
+    work(kd)
+    assert kd.info("r").status == "cancelled"
+    assert unread(kd, "r") == []
+    [note] = refusals(kd, "r")
+    assert "rewind" in note
+    kd.rewind("r", "1:before", by="ann")
+    assert kd.info("r").status != "cancelled"
+
+
 @pytest.mark.parametrize("agent", [first, gathered, renews])
 def test_r37_an_answer_that_came_while_another_branch_ended_the_run_is_refused_on_record(
     clients: Clients, agent: Any

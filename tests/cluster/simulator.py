@@ -32,7 +32,7 @@ from killick.store.records import ENDED, RunQuery
 from killick.workers.worker import Worker
 
 THREADED: Final = [
-    "killick.log.group_commit", "killick.lru", "killick.threads", "killick.log.writer", "killick.engine.leases",
+    "killick.log.group_commit", "killick.lru", "killick.threads", "killick.log.append_groups", "killick.engine.leases",
     "killick.engine.engine", "killick.engine.steps.attempt",
     "killick.client.answers", "killick.client.external_runs",
 ]  # fmt: skip

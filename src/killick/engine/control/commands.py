@@ -271,7 +271,8 @@ def receive(ex: Execution, message: Message) -> None:
 
 def overtaken(ex: Execution, last: e.Event, *names: str) -> tuple[list[Entry], AppendExtras]:
     """The refusals of the messages that the end of a run overtakes, for its last append. A message that comes later
-    refuses that append, as does a rewind, and the run looks again. A fork is announced to an ended run as well."""
+    refuses that append, as does a rewind that the run can take, and the run looks again. A fork is announced to an
+    ended run as well."""
     entries, taken, at, store = list[Entry](), list[int](), ex.now_us(), ex.engine.log.store
     row = store.index(ex.run_id)
     known = 0 if row is None else row.delivered
@@ -282,8 +283,10 @@ def overtaken(ex: Execution, last: e.Event, *names: str) -> tuple[list[Entry], A
             continue
         if message.name == inbox.COMMAND:
             body: Body = inbox.body_of(ex.engine.log, message)
-            if body["command"] in ("forked", "permit", "rewind"):
-                known = min(known, message.number - 1) if body["command"] == "rewind" else known
+            if body["command"] == "rewind" and not ex.log.fold.facts.cancelling:  # a run that is cancelled takes none
+                known = min(known, message.number - 1)
+                continue
+            if body["command"] in ("forked", "permit"):
                 continue
             refusal = _refusal(body, message.by, at, message, AnswerRefused(ex.run_id, "the run ended first"))
         else:
