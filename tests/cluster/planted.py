@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
@@ -148,14 +149,17 @@ def taken_twice() -> Iterator[None]:
         yield
 
 
-@bug("a firing does not move its trigger on", 5)
+@bug("a firing does not move its trigger on, and starts a run under a new id", 5)
 def fires_again() -> Iterator[None]:
-    real = _LeasedTrigger.set_off
+    real, run_of, ids = _LeasedTrigger.set_off, _LeasedTrigger._run_of, itertools.count()
 
     async def set_off(self: _LeasedTrigger, cause: Any, *first: Any) -> Any:
         return await real(self, cause._replace(next=cause.due or cause.next), *first)
 
-    with patch.object(_LeasedTrigger, "set_off", set_off):
+    def new_run_of(self: _LeasedTrigger, due: int) -> str:
+        return f"{run_of(self, due)}-{next(ids)}"
+
+    with patch.object(_LeasedTrigger, "set_off", set_off), patch.object(_LeasedTrigger, "_run_of", new_run_of):
         yield
 
 
@@ -255,7 +259,7 @@ def overtaken_answers() -> Iterator[None]:
         yield
 
 
-@bug("a run that ends does not compare its inbox", 20, called=True)
+@bug("a run that ends does not compare its inbox", 40, called=True)
 def uncompared_end() -> Iterator[None]:
     real = Runs._check_rights
 

@@ -55,7 +55,7 @@ def target() -> Iterator[Target]:
         for run, text in (("r1", "hello"), ("r2", "fails")):
             with pytest.raises((killick.RunWaiting, killick.RunFailed)):
                 kd.run(fuzzed, text, id=run)
-        made = server(kd, allow_writes=True)
+        made = server(kd, allow=("answer", "pause", "resume", "fork"))
 
         def call(data: bytes) -> None:
             try:
