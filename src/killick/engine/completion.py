@@ -67,9 +67,9 @@ async def _end(ex: Execution, last: Entry) -> None:
         return tuple(delivery(log, run, CHILD, None, id=message, by=ex.run_id, at_us=at) for run in runs)
 
     left = permits.left(ex.log, at)
-    refusals, read = commands.overtaken(ex, last.event, COMMAND, ANSWER, VOTE)
-    sends = (*wakes(runs), *left.get("sends", ()))
-    await ex.write(*refusals, last, releases=left.get("releases", ()), sends=sends, **read)
+    refusals, taken, read = commands.overtaken(ex, last.event, COMMAND, ANSWER, VOTE)
+    releases, sends = left.get("releases", ()), (*wakes(runs), *left.get("sends", ()))
+    await ex.write(*refusals, last, takes=taken, releases=releases, sends=sends, inbox_read=read)
     with suppress(StoreError):  # a fork that was made meanwhile looked before this run had ended
         if parent and (late := [run for run in forks.members(parent) if run not in runs]):
             log.store.deliver(wakes(late))
@@ -96,9 +96,9 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
     born = log.begin(successor).built(first_entries(started, agent, input, document=ex.context.saved()))
     left = permits.left(ex.log, ex.now_us())
     last = Entry(e.RunRenewed(at=ex.now_us(), run=successor), {"input": input})
-    refusals, read = commands.overtaken(ex, last.event, ANSWER, VOTE)
+    refusals, taken, read = commands.overtaken(ex, last.event, ANSWER, VOTE)
     releases, sends = left.get("releases", ()), left.get("sends", ())
-    await ex.write(*refusals, last, also=(born,), releases=releases, sends=sends, **read)
+    await ex.write(*refusals, last, takes=taken, also=(born,), releases=releases, sends=sends, inbox_read=read)
     signal = Renewed()
     ex.close(signal)
     raise signal

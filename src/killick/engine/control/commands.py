@@ -269,13 +269,13 @@ def receive(ex: Execution, message: Message) -> None:
     obey(ex, entries, seq)
 
 
-def overtaken(ex: Execution, last: e.Event, *names: str) -> tuple[list[Entry], AppendExtras]:
-    """The refusals of the messages that the end of a run overtakes, for its last append. A message that comes later
-    refuses that append, as does a rewind that the run can take, and the run looks again. A fork is announced to an
+def overtaken(ex: Execution, last: e.Event, *names: str) -> tuple[list[Entry], tuple[int, ...], InboxRead]:
+    """The refusals of the messages that the end of a run overtakes, and what its last append takes and expects of the
+    inbox. A message that comes later refuses that append, as does a rewind that the run can take, and the run looks again. A fork is announced to an
     ended run as well."""
     entries, taken, at, store = list[Entry](), list[int](), ex.now_us(), ex.engine.log.store
     row = store.index(ex.run_id)
-    known = 0 if row is None else row.delivered
+    known = ex.log.seen if row is None else max(row.delivered, ex.log.seen)
     is_read = known == ex.log.seen and not ex.has_unread
     how = inbox.OVERTAKEN[type(last)]
     for message in (each for name in names if not is_read for each in store.inbox(ex.run_id, name=name)):
@@ -295,7 +295,7 @@ def overtaken(ex: Execution, last: e.Event, *names: str) -> tuple[list[Entry], A
         entries += [Entry(inbox.message_taken(message, at)), *refusal]
         taken.append(message.number)
     ex.taken.update(taken)
-    return entries, {"takes": tuple(taken), "inbox_read": InboxRead(known, names)}
+    return entries, tuple(taken), InboxRead(known, names)
 
 
 def _refusal(
