@@ -271,8 +271,8 @@ def receive(ex: Execution, message: Message) -> None:
 
 def overtaken(ex: Execution, last: e.Event, *names: str) -> tuple[list[Entry], tuple[int, ...], InboxRead]:
     """The refusals of the messages that the end of a run overtakes, and what its last append takes and expects of the
-    inbox. A message that comes later refuses that append, as does a rewind that the run can take, and the run looks again. A fork is announced to an
-    ended run as well."""
+    inbox. A message that comes later refuses that append, as does a rewind that the run can take, and the run looks
+    again. A fork is announced to an ended run as well."""
     entries, taken, at, store = list[Entry](), list[int](), ex.now_us(), ex.engine.log.store
     row = store.index(ex.run_id)
     known = ex.log.seen if row is None else max(row.delivered, ex.log.seen)
