@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from killick.archive.export import Export, export
+from killick.archive.export import export, read
 from killick.check.crashes import Story, simulate
 from killick.definitions.agents import AGENTS
 from killick.log import Log
@@ -52,7 +52,7 @@ def test_replay_comes_to_the_same_state_and_touches_nothing(name: str) -> None:
     for story in stories(name):
         log = Log(story.store)
         for row in story.store.runs(RunQuery(), limit=100):
-            replayed = Replay(Export(row.run, export(log, row.run)), AGENTS.get(row.agent)).outcome()
+            replayed = Replay(read(export(log, row.run)), AGENTS.get(row.agent)).outcome()
             assert replayed.outcome == "agrees", (str(story), row.run, replayed.divergence, replayed.beyond)
             assert replayed.state is not None
             assert timeless(replayed.state) == timeless(log.state(row.run)), (str(story), row.run)
