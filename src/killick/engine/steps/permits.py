@@ -7,7 +7,7 @@ The append that returns a permit sends a message to the oldest run that waits fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from killick.engine.control.inbox import COMMAND
@@ -65,10 +65,10 @@ def returned(log: RunLog, rights: Sequence[UniqueRight], at_us: int) -> AppendEx
     return {"releases": tuple(rights), "sends": wake(log, tags, at_us)}
 
 
-def held(log: RunLog, *, by: int | None = None) -> tuple[UniqueRight, ...]:
-    """Returns the permits that a run holds, or those of the attempt that started at a seq."""
+def held(log: RunLog, *, by: Collection[int] | None = None) -> tuple[UniqueRight, ...]:
+    """Returns the permits that a run holds, or those that the attempts claimed that started at these seqs."""
     found = log.ledger.permits().items() if log.ledger.facts.claims_open else ()
-    texts = [claim for claim, seq in found if seq > log.base and by in (None, seq)]
+    texts = [claim for claim, seq in found if seq > log.base and (by is None or seq in by)]
     return tuple(UniqueRight(PERMIT, e.from_text(text.rpartition(":")[2])) for text in texts)
 
 

@@ -88,7 +88,8 @@ class StepExecution(StepState):
                 self.failure = convert(record.data(attempt.ended)["failure"], Failure, at="failure")
         self.holds = self._has_consumed()
         if past.attempts and not past.attempts[-1].ended:
-            self.permits = permits.held(self.ex.log, by=past.attempts[-1].started)
+            # After several deaths it is not the last attempt that claimed them.
+            self.permits = permits.held(self.ex.log, by={attempt.started for attempt in past.attempts})
             self.holds_permits = bool(self.permits)
         if past.attempts and not past.attempts[-1].ended and past.status != "intended":
             # An outcome in a transaction that is not on record did not happen, and its rows are not there.
