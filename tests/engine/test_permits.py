@@ -104,6 +104,22 @@ def test_a_dead_process_keeps_its_permit_until_another_takes_the_run_and_repeats
     in_order(world.store)
 
 
+def test_a_call_in_which_several_processes_died_keeps_its_own_permit(world: Any) -> None:
+    made: list[str] = []
+
+    @killick.tool(effect="idempotent", limit=ONE)
+    async def act() -> str:
+        made.append("act")
+        if len(made) < 4:
+            world.die()
+        return "done"
+
+    assert world.outlived(calls_one, "act", run="r") == "done"
+    assert [started.attempt for started in world.started("r")] == [1, 2, 3, 4]
+    assert held(world.store) == []
+    in_order(world.store)
+
+
 @pytest.mark.parametrize("verb", ["happened", "not"])
 def test_a_call_in_doubt_keeps_its_permit_until_a_person_settles_it(world: Any, verb: str) -> None:
     made: list[str] = []
