@@ -183,6 +183,13 @@ def exposure(found: os.stat_result) -> str | None:
     return f"others may read or change it (mode {mode:04o}); run chmod {private:o}"
 
 
+LINK_SECRET: Final = "KILLICK_LINK_SECRET"
+"""The environment variable with the secret that signs answer links."""
+
+SECRET_FILE: Final = "file:"
+"""Begins a setting that names the file of a secret, in place of the secret."""
+
+
 def read_secret(path: str | Path) -> bytes:
     """Reads a file with a key or a secret, also through a link. Raises KeyRefused if others may reach it."""
     refuse_database(path)

@@ -443,7 +443,7 @@ def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("ps", 187), ("inbox", 188), ("show claim_17", 194), ("find calls pay", 177), ("store doctor", 209),
+        ("ps", 187), ("inbox", 188), ("show claim_17", 194), ("find calls pay", 177), ("store doctor", 229),
         ("time diff claim_17 3", 269), ("store verify", 267), ("edit note claim_17 x", 343),
     ],
 )  # fmt: skip

@@ -46,12 +46,12 @@ def test_a_command_that_is_not_there_yet_is_left_out(monkeypatch: pytest.MonkeyP
     assert "## killick show\n" in page
 
 
-COMMAND: Final = re.compile(r"(?<![\w./~-])killick ([a-z]+)(?: ([a-z]+))?")
+COMMAND: Final = re.compile(r"(?<![\w./~-])killick ([a-z]+)(?: ([a-z]+(?:-[a-z]+)*))?")
 """A command, as texts and pages name it; capitals and punctuation end it."""
 PACKAGE: Final = frozenset(
     {
-        "agent", "anchors", "anthropic", "child", "digests", "host", "import", "is", "metrics", "nonces", "tool",
-        "values", "web", "workspace",
+        "agent", "anchors", "anthropic", "child", "digests", "host", "import", "is", "macs", "metrics", "nonces",
+        "tool", "values", "verification", "web", "workspace",
     }
 )  # fmt: skip
 """Words that follow the name of the package, of an anchor, or of a derived key."""

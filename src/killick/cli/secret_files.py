@@ -12,7 +12,7 @@ import click
 
 from killick.cli.exit_codes import CommandFailed
 from killick.encryption import master_key
-from killick.permissions import create_private, exposure
+from killick.permissions import LINK_SECRET, SECRET_FILE, create_private, exposure
 from killick.store.records import Condition
 
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
@@ -45,11 +45,9 @@ def condition() -> Condition:
 
 
 def _named() -> Iterator[Path]:
-    from killick.workers import answer_links
-
     keys = [each for each in os.environ.get(master_key.VARIABLE, "").split(",") if not each.startswith("env:")]
-    links = [each for each in os.environ.get(answer_links.SECRET, "").split() if each.startswith(answer_links.FILE)]
-    named = *keys, os.environ.get(SEAL_KEY, ""), *(each.removeprefix(answer_links.FILE) for each in links)
+    links = [each for each in os.environ.get(LINK_SECRET, "").split() if each.startswith(SECRET_FILE)]
+    named = *keys, os.environ.get(SEAL_KEY, ""), *(each.removeprefix(SECRET_FILE) for each in links)
     yield from map(Path, filter(None, named))
 
 

@@ -25,7 +25,7 @@ from killick.history.run_info import pending_answer, waits_of
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.retry import seconds
-from killick.permissions import read_secret
+from killick.permissions import LINK_SECRET, SECRET_FILE, read_secret
 from killick.sanitizer import unmixed, visible
 from killick.store.protocol import Store
 from killick.type_init import ready
@@ -37,9 +37,9 @@ PATH: Final = "/answer"
 
 URL: Final = "KILLICK_PUBLIC_URL"
 """The environment variable with the address of the server, as people reach it."""
-SECRET: Final = "KILLICK_LINK_SECRET"
+SECRET: Final = LINK_SECRET
 """The environment variable with the secret that signs links; during rotation with several, of which the first signs."""
-FILE: Final = "file:"
+FILE: Final = SECRET_FILE
 EXPIRES: Final = "KILLICK_LINK_EXPIRES"
 """The environment variable with the time that a link holds, such as `3d`; by default a day."""
 BUTTONS_EXPIRE_US: Final = 7 * 86_400_000_000
