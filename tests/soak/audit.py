@@ -163,6 +163,8 @@ def _moving(scene: Scene, caller: Caller) -> Iterator[str]:
     if kd.info(hook).status == "paused":
         caller.enter("command", hook, "resume", lambda by: kd.resume(hook, by=by))
         yield f"{hook} was paused"
+    if kd.runtime.store.inbox(TICK, limit=1):
+        yield f"{TICK} has messages"
     for row in kd.list(limit=10_000):
         if row.status in ENDED:
             continue
